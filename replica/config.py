@@ -1,0 +1,108 @@
+"""Every setting of one replica: one frozen tree, checked when it is built.
+
+Names are the field's (vLLM's where the meaning is the same). Nothing here reads the environment; files and flags are
+read by `deployments/config.py`, which builds this tree. A setting out of range raises `SettingError`.
+Sizes are tokens unless a suffix says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from replica.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Who computes in a step. The two limits don't replace each other; `replica/scheduler/scheduler.py` states the
+    rule.
+
+    `max_num_seqs`: sequences in one step, at most. `max_num_batched_tokens`: tokens in one step, at most; at least
+    `max_num_seqs + 1`, so that a prefill can always move. `watermark`: share of KV blocks kept free when admitting.
+    `scheduler_reserve_full_isl`: admit only when the whole input fits. `max_num_queued_seqs`, `max_num_queued_tokens`,
+    `queue_timeout_s`: bounds of the waiting queue; preempted sequences are exempt.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+    max_num_queued_seqs: int = 1024
+    max_num_queued_tokens: int = 1_000_000
+    queue_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise SettingError("max_num_seqs", self.max_num_seqs, "at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs + 1:
+            allowed = f"at least max_num_seqs + 1 = {self.max_num_seqs + 1}"
+            raise SettingError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
+        if not 0.0 <= self.watermark < 1.0:
+            raise SettingError("watermark", self.watermark, "from 0 up to, not including, 1")
+        if self.max_num_queued_seqs < 1:
+            raise SettingError("max_num_queued_seqs", self.max_num_queued_seqs, "at least 1")
+        if self.max_num_queued_tokens < 1:
+            raise SettingError("max_num_queued_tokens", self.max_num_queued_tokens, "at least 1")
+        if not self.queue_timeout_s > 0:
+            raise SettingError("queue_timeout_s", self.queue_timeout_s, "more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, where and how it is held.
+
+    `model`: `embedded`, a hub id, a local folder or a .gguf file. `device` `auto` is cuda when there is one, else cpu;
+    `dtype` `auto` is bfloat16 on a GPU and float32 on the CPU. `max_model_len` None: the model's own limit, cut to
+    what the KV pool holds. `num_blocks` None: from memory (`gpu_memory_utilization` of the GPU, or
+    `kv_cache_memory_bytes`). `block_size` None: what the attention backend likes. `num_threads` None: all cores (CPU
+    only).
+    """
+
+    model: str = "embedded"
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    num_threads: int | None = None
+    chat_template: str | None = None
+    batch_invariant: bool = False
+    download_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise SettingError("model", self.model, "'embedded', a hub id, a folder or a .gguf file")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise SettingError("dtype", self.dtype, "auto, float32, bfloat16 or float16")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
+        for name in ("max_model_len", "kv_cache_memory_bytes", "num_blocks", "block_size", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(name, value, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One replica's engine: the model, the scheduler and how failures are noticed.
+
+    `stall_timeout_s`: work is pending and no step has ended for this long: the engine counts as dead.
+    `lease_timeout_s`: a stream that its ingress didn't renew for this long is aborted.
+    `check_invariants`: the scheduler checks itself after every step (tests, or a suspicious live replica).
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    stall_timeout_s: float = 60.0
+    lease_timeout_s: float = 5.0
+    check_invariants: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.stall_timeout_s > 0:
+            raise SettingError("stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
+        if not self.lease_timeout_s > 0:
+            raise SettingError("lease_timeout_s", self.lease_timeout_s, "more than 0 seconds")

@@ -1,0 +1,55 @@
+"""The contract between an engine and a model: torch-free, so that schedulers and tests never load torch.
+
+`replica/model/runner.py` is the real one, `replica/model/fake.py` the shipped double behind the same contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from replica.scheduler.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the scheduler must know about a loaded model: lengths in tokens, `block_size` is the attention backend's.
+
+    `logits_size` is the width of the logits (>= `vocab_size` when padded). `kv_bytes_per_token` is for people and
+    status pages.
+    """
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    logits_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    kv_bytes_per_token: int = 0
+
+
+class OutOfDeviceMemory(RuntimeError):
+    """A step didn't fit in device memory; nothing was committed and the same plan may be tried again smaller."""
+
+
+class InFlightStep(Protocol):
+    """A step given to the device. `result` blocks until it is done; it raises what the forward raised."""
+
+    def result(self) -> StepResult: ...
+
+
+class ModelRunner(Protocol):
+    """Runs one ragged forward a step. Owns weights, KV tensors and per-lane sampling state; schedules nothing.
+
+    `submit` may return before the device is done (then the next plan can be made meanwhile); steps run in the order
+    of submission. Running the same plan again (after an exception) writes the same KV and draws the same tokens.
+    Raises `OutOfDeviceMemory` from `submit` or `result`; any other exception means that some row of the plan is poison.
+    """
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    def submit(self, plan: StepPlan) -> InFlightStep: ...
+
+    def close(self) -> None: ...
