@@ -1,7 +1,296 @@
 """The one configuration tree and its one loader: flags, a YAML file and `serve deploy` all end in `AppConfig`.
 
-Models hold the settings of `replica/config.py` under the names that the command line uses with dashes. Unknown names,
-wrong types and values out of range raise `SettingError` with the path of the setting, its value and what is allowed.
+    ServeConfig            a Serve config file, the format of `serve deploy`
+    |- http                where Serve listens (`http_options` of the file)
+    `- app: AppConfig      `applications[0].args`: what `deployments.app:build` takes
+       |- models[]         ModelSettings: one model, its replicas, its route, and the settings of `replica/config.py`
+       |- ingress          IngressSettings
+       |- router           RouterSettings
+       `- metrics_port_range, drain_timeout_s
+
+Settings of a model are flat and named as the command line names them (with dashes there). One that isn't given is
+derived: from the device (`cpu` or `cuda`), from the other limit, from the cores of the machine. Unknown names, wrong
+types and values out of range raise `SettingError` with the path of the setting, its value and what is allowed.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from replica.config import EngineConfig, ModelConfig, SchedulerConfig
+from replica.errors import ErrorInfo, SettingError, error_from_info
+
+IMPORT_PATH = "deployments.app:build"
+SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,254}$"
+ROUTE_PATTERN = r"^/$|^(/[A-Za-z0-9_-]+)+$"
+
+# Sequences and tokens in a step where the operator says nothing: what each kind of device can keep full.
+DEVICE_LIMITS = {"cpu": (64, 512), "cuda": (256, 8192)}
+
+
+class Settings(BaseModel):
+    """Base of the tree: frozen, and a name that it doesn't know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Machine(Settings):
+    """What the cluster offers: GPUs at all, and CPU cores to divide among the replicas of all models."""
+
+    has_gpu: bool = False
+    num_cpus: float = 1.0
+
+
+class ModelSettings(Settings):
+    """One model: how often, where, and with which engine settings. None means: derived, or the engine's default."""
+
+    model: str = Field(default="embedded", min_length=1, description="'embedded', a hub id, a folder or a .gguf file")
+    served_model_name: str | None = Field(
+        default=None, pattern=SERVED_NAME_PATTERN, description="name in requests [model]"
+    )
+    replicas: int = Field(default=1, ge=1, le=1024, description="replicas of this model")
+    route: str = Field(default="/", pattern=ROUTE_PATTERN, description="prefix under which this model's /v1 lives")
+    num_gpus: float | None = Field(default=None, ge=0, description="GPUs of one replica [1 on cuda, 0 on cpu]")
+    num_cpus: float | None = Field(default=None, ge=0, description="CPUs that Ray reserves for one replica [its share]")
+    tensor_parallel_size: Literal[1] = Field(default=1, description="GPUs one model is split over; only 1 so far")
+
+    revision: str | None = Field(default=None, description="branch, tag or commit of a hub model")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda when the cluster has a GPU")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="auto: by device")
+    max_model_len: int | None = Field(default=None, ge=1, description="longest prompt + output, tokens [the model's]")
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="share of GPU memory to use")
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1, description="memory of the KV cache, bytes [derived]")
+    num_blocks: int | None = Field(default=None, ge=1, description="KV blocks [from memory]")
+    block_size: int | None = Field(default=None, ge=1, description="slots of a KV block, tokens [by attention backend]")
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of one replica [its share of the cores]"
+    )
+    chat_template: str | None = Field(
+        default=None, description="file with a Jinja chat template, or the template [model's]"
+    )
+    batch_invariant: bool | None = Field(
+        default=None, description="one kernel for all row counts: slower, exact repeats"
+    )
+    download_dir: str | None = Field(default=None, description="folder for prepared models [the user's cache]")
+
+    max_num_seqs: int | None = Field(default=None, ge=1, description="sequences in one step [256 cuda, 64 cpu]")
+    max_num_batched_tokens: int | None = Field(
+        default=None, ge=2, description="tokens in one step [8192 cuda, 512 cpu]"
+    )
+    scheduler_reserve_full_isl: bool | None = Field(default=None, description="admit only when the whole input fits")
+    watermark: float | None = Field(default=None, ge=0, lt=1, description="share of KV blocks kept free when admitting")
+    enable_prefix_caching: bool | None = Field(default=None, description="reuse KV blocks of equal prompt prefixes")
+    max_num_queued_seqs: int | None = Field(default=None, ge=1, description="bound of the waiting queue, sequences")
+    max_num_queued_tokens: int | None = Field(default=None, ge=1, description="bound of the waiting queue, tokens")
+    queue_timeout_s: float | None = Field(default=None, gt=0, description="longest wait in the queue, seconds")
+
+    stall_timeout_s: float | None = Field(
+        default=None, gt=0, description="no step for this long with work: dead, seconds"
+    )
+    lease_timeout_s: float | None = Field(default=None, gt=0, description="a stream nobody renews ends after, seconds")
+    check_invariants: bool | None = Field(default=None, description="the scheduler checks itself after every step")
+
+    @property
+    def name(self) -> str:
+        """What clients write in `model`."""
+        return self.served_model_name or self.model
+
+    def device_on(self, machine: Machine) -> Literal["cpu", "cuda"]:
+        """The device of this model's replicas: `auto` takes a GPU when the cluster has one."""
+        if self.device == "auto":
+            return "cuda" if machine.has_gpu else "cpu"
+        return self.device
+
+    def limits_on(self, device: str) -> tuple[int, int]:
+        """(`max_num_seqs`, `max_num_batched_tokens`): a limit not given follows the device, and yields to the other."""
+        seqs, tokens = DEVICE_LIMITS[device]
+        if self.max_num_seqs is not None:
+            seqs, tokens = self.max_num_seqs, max(tokens, self.max_num_seqs + 1)
+        if self.max_num_batched_tokens is not None:
+            tokens = self.max_num_batched_tokens
+            seqs = self.max_num_seqs if self.max_num_seqs is not None else min(seqs, tokens - 1)
+        return seqs, tokens
+
+    def engine_config(self, machine: Machine, num_replicas_in_all: int) -> EngineConfig:
+        """The engine settings of one replica, everything derived. Raises `SettingError`."""
+        device = self.device_on(machine)
+        seqs, tokens = self.limits_on(device)
+        derived: dict[str, Any] = {"device": device, "max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+        if device == "cpu" and self.num_threads is None:
+            derived["num_threads"] = max(1, int(machine.num_cpus / num_replicas_in_all))
+        given = self.model_dump(exclude_none=True) | derived
+        return EngineConfig(
+            model=ModelConfig(**_only(given, ModelConfig)),
+            scheduler=SchedulerConfig(**_only(given, SchedulerConfig)),
+            **_only(given, EngineConfig, but=("model", "scheduler")),
+        )
+
+    def ray_resources(self, machine: Machine, num_replicas_in_all: int) -> dict[str, float]:
+        """`num_cpus` and `num_gpus` of one replica's actor. CPUs are reserved so that replicas spread over nodes."""
+        on_gpu = self.device_on(machine) == "cuda"
+        share = 1.0 if on_gpu else round(machine.num_cpus / num_replicas_in_all, 2)
+        num_cpus = self.num_cpus if self.num_cpus is not None else share
+        num_gpus = self.num_gpus if self.num_gpus is not None else float(on_gpu)
+        return {"num_cpus": num_cpus, "num_gpus": num_gpus}
+
+
+class IngressSettings(Settings):
+    """The HTTP edge. Bounds hold for each ingress process."""
+
+    num_replicas: int = Field(default=1, ge=1, le=256, description="ingress processes")
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body, bytes")
+    body_timeout_s: float = Field(default=30.0, gt=0, description="a body must have arrived after, seconds")
+    max_in_flight: int = Field(default=2048, ge=1, description="requests one ingress process works on at once")
+    tokenizer_threads: int = Field(default=2, ge=1, le=64, description="threads that tokenize, beside the event loop")
+
+
+class RouterSettings(Settings):
+    """Weights of the scorers that choose a replica; 0 switches one off."""
+
+    kv_headroom: float = Field(default=1.0, ge=0, description="weight: free share of the KV cache")
+    queue_depth: float = Field(default=1.0, ge=0, description="weight: short waiting queue")
+    prefix_affinity: float = Field(default=1.0, ge=0, description="weight: prompt prefix already cached there")
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if not (self.kv_headroom or self.queue_depth or self.prefix_affinity):
+            raise ValueError("at least one weight above 0")
+        return self
+
+
+class AppConfig(Settings):
+    """The whole application. `metrics_port_range`: ports of the machine on which replicas and ingresses serve metrics.
+
+    Keep it below 10000 (Ray's workers use 10002 and up). `drain_timeout_s`: how long a stopping replica lets its
+    streams finish.
+    """
+
+    models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(),), min_length=1)
+    ingress: IngressSettings = IngressSettings()
+    router: RouterSettings = RouterSettings()
+    metrics_port_range: str = Field(default="9100-9199", pattern=r"^\d{1,5}-\d{1,5}$")
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="address on which metrics are served")
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="a stopping replica lets streams finish for, seconds"
+    )
+
+    @property
+    def num_model_replicas(self) -> int:
+        return sum(model.replicas for model in self.models)
+
+    @property
+    def metrics_ports(self) -> range:
+        low, high = (int(part) for part in self.metrics_port_range.split("-"))
+        return range(low, high + 1)
+
+    @classmethod
+    def parse(cls, args: object, *, path: str = "") -> AppConfig:
+        """Check `args` (a mapping as YAML or a caller gives it). `path` leads the names in errors."""
+        if isinstance(args, cls):
+            return args
+        try:
+            config = cls.model_validate(args)
+        except ValidationError as error:
+            raise _setting_error(error, path) from None
+        config._check_together(path)
+        return config
+
+    def _check_together(self, path: str) -> None:
+        ports, needed = self.metrics_ports, self.num_model_replicas + self.ingress.num_replicas
+        if not 1024 <= ports.start <= ports.stop - 1 <= 9999:
+            raise SettingError(f"{path}metrics_port_range", self.metrics_port_range, "LOW-HIGH within 1024-9999")
+        if len(ports) < needed:
+            allowed = f"at least {needed} ports: one for each replica and ingress process"
+            raise SettingError(f"{path}metrics_port_range", self.metrics_port_range, allowed)
+        seen: set[tuple[str, str]] = set()
+        for index, model in enumerate(self.models):
+            here = f"{path}models[{index}]."
+            if (model.route, model.name) in seen:
+                raise SettingError(f"{here}served_model_name", model.name, f"one name a model on route {model.route}")
+            seen.add((model.route, model.name))
+            try:
+                model.engine_config(Machine(), self.num_model_replicas)
+            except SettingError as error:
+                raise error_from_info(ErrorInfo(error.code, here + error.message, error.param)) from None
+
+
+class HttpSettings(Settings):
+    """Where Serve listens: the part of Serve's `http_options` that brimful knows."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=1, le=65535)
+
+
+class ServeConfig(Settings):
+    """A Serve config file: everything that `brimful serve --config` and `serve deploy` need."""
+
+    http: HttpSettings = HttpSettings()
+    app: AppConfig = AppConfig()
+
+    def to_serve_file(self) -> dict[str, Any]:
+        """The file's content as `serve deploy` takes it; only what differs from the defaults is written."""
+        application = {
+            "name": "brimful",
+            "route_prefix": "/",
+            "import_path": IMPORT_PATH,
+            "args": self.app.model_dump(mode="json", exclude_defaults=True),
+        }
+        return {"http_options": self.http.model_dump(), "applications": [application]}
+
+
+class _ServeApplication(Settings):
+    name: str = "brimful"
+    route_prefix: Literal["/"] = "/"
+    import_path: Literal["deployments.app:build"]
+    args: dict[str, Any] = {}
+
+
+class _ServeFile(Settings):
+    http_options: HttpSettings = HttpSettings()
+    proxy_location: Literal["HeadOnly", "EveryNode"] = "EveryNode"
+    applications: tuple[_ServeApplication] = Field(min_length=1)
+
+
+def load_serve_config(path: Path) -> ServeConfig:
+    """Read a Serve config file. What `brimful serve` would not apply (runtime_env, overrides) is refused by name.
+
+    Raises `SettingError` naming the setting's path in the file, or the file where it isn't readable as YAML.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
+    try:
+        file = _ServeFile.model_validate(content)
+    except ValidationError as error:
+        raise _setting_error(error, "") from None
+    app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
+    return ServeConfig(http=file.http_options, app=app)
+
+
+def _setting_error(error: ValidationError, path: str) -> SettingError:
+    """The first problem that pydantic found, in our words."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = path + _dotted(first["loc"])
+    value = first["input"]
+    if first["type"] == "extra_forbidden":
+        return SettingError(name, value, "no such setting")
+    if first["type"] == "missing":
+        return SettingError(name, None, "it must be set")
+    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return SettingError(name.rstrip(".") or "config", value, allowed)
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    """("models", 0, "dtype") -> "models[0].dtype"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _only(values: dict[str, Any], kind: type[Any], but: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {f.name: values[f.name] for f in fields(kind) if f.name in values and f.name not in but}
