@@ -77,9 +77,12 @@ class StepPlan:
     def select(self, rows: list[int]) -> StepPlan:
         """The same step for some rows only: how a failed step is retried without its suspects.
 
-        `joined` and `left` are kept whole: taking a lane twice with the same values is harmless.
+        `joined` keeps its chosen rows only, so that a sequence whose joining fails is a suspect too; `left` leaves out the
+        lanes that other rows retake. Taking a lane twice with the same values is harmless.
         """
         ends = _ends(self.num_tokens)
+        others = set(self.seq_ids) - {self.seq_ids[r] for r in rows}
+        retaken = {joined.lane for joined in self.joined if joined.seq_id in others}
         return StepPlan(
             step=self.step,
             seq_ids=[self.seq_ids[r] for r in rows],
@@ -91,8 +94,8 @@ class StepPlan:
             num_logits=[self.num_logits[r] for r in rows],
             output_index=[self.output_index[r] for r in rows],
             token_ids=[t for r in rows for t in self.token_ids[ends[r] - self.num_tokens[r] : ends[r]]],
-            joined=self.joined,
-            left=self.left,
+            joined=[joined for joined in self.joined if joined.seq_id not in others],
+            left=[lane for lane in self.left if lane not in retaken],
             token_masks={i: self.token_masks[r] for i, r in enumerate(rows) if r in self.token_masks},
         )
 
