@@ -8,6 +8,7 @@
     |  `- ResourceError        a port is taken, memory or disk is too small
     |- RequestError            the client must change something; nothing was computed
     |  |- InvalidRequest       a field has a wrong type or an impossible value
+    |  |- BodyTooLarge         the request body is larger than the ingress takes
     |  |- UnknownModel         the model isn't served here
     |  `- PromptTooLong        the prompt doesn't fit; carries the real limit and the real length
     |- Refused                 nothing is wrong, but not now; carries retry_after_s
@@ -85,6 +86,10 @@ class RequestError(BrimfulError):
 
 class InvalidRequest(RequestError):
     code = "invalid_value"
+
+
+class BodyTooLarge(RequestError):
+    code = "body_too_large"
 
 
 class UnknownModel(RequestError):
