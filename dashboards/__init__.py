@@ -1,0 +1,1 @@
+"""Prebuilt Grafana boards and Prometheus alerts, generated from the metric tables, and how they are published."""

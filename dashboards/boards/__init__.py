@@ -1,0 +1,1 @@
+"""One module a board: which panels, in which order, and what a reader concludes from them."""
