@@ -1,0 +1,258 @@
+"""The open streams of one ingress process: who listens, who still must be told that nobody listens any more.
+
+Ray's cancellation is a hint that can get lost, so nothing here depends on it:
+
+- Every stream is read by a *pump*, a task of its own, so that a client that leaves cuts no call to a replica in half.
+- `close(stream)` may be called at any time, by anybody, and never waits. A stream that hasn't ended is aborted in the
+  background, at the replica that holds it. Until the replica has said that it took the request, there is nobody to
+  send the abort to: then the abort waits for that message.
+- Once per `beat_s` every replica is told which requests still have a listener here (the lease). A replica ends those
+  that it wasn't told of for its `lease_timeout_s`: that covers aborts that got lost and ingress processes that died.
+- It holds the other way round too: a replica that neither sent a message nor answered a renewal for `lost_after_s` is
+  taken for dead, and its streams end with `EngineDead`. So do streams that no replica took within `accept_s`, and at
+  once those of a model that has no replica left: nothing ever hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from deployments.model_client import ModelClient
+from replica.errors import BrimfulError, EngineDead, EngineFailure, QueueFull, Unavailable, error_from_info
+from replica.request import GenerationRequest, StreamMessage
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5.0
+ABORT_ATTEMPTS = 2
+
+
+class OpenStream:
+    """One request's messages on their way from a replica to whoever reads them here."""
+
+    def __init__(self, client: ModelClient, request: GenerationRequest, opened_at_s: float) -> None:
+        self.client = client
+        self.request = request
+        self.opened_at_s = opened_at_s
+        self.replica_id: str | None = None
+        self.closed = False
+        self.pump: asyncio.Task[None] | None = None
+        self._messages: deque[StreamMessage] = deque()
+        self._num_open = request.n
+        self._error: BrimfulError | None = None
+        self._news = asyncio.Event()
+        self.known = asyncio.Event()  # set once a replica took the request, or none ever will
+
+    @property
+    def finished(self) -> bool:
+        """Every sequence has had its last event: nothing is held at a replica."""
+        return self._num_open <= 0
+
+    async def read(self) -> list[StreamMessage]:
+        """All messages that came since the last call, at least one; an empty list after the last one.
+
+        Raises what ended the stream early, after everything that came before it has been read.
+        """
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self.finished:
+                return []
+            self._news.clear()
+            await self._news.wait()
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def take(self, message: StreamMessage) -> None:
+        self.replica_id = message.replica_id
+        self.known.set()
+        self._num_open -= sum(event.finish_reason is not None for event in message.events)
+        if not self.closed:
+            self._messages.append(message)
+            self._news.set()
+
+    def fail(self, error: BrimfulError) -> None:
+        """End the stream for its reader, unless it has ended. The first error stays."""
+        if not self.finished:
+            self._error = self._error or error
+            self._news.set()
+
+
+class Leases:
+    """Opens, renews and closes the streams of one ingress process. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        lease: str,
+        clock: Callable[[], float],
+        *,
+        beat_s: float = 1.0,
+        lost_after_s: float = 5.0,
+        accept_s: float = 10.0,
+    ) -> None:
+        self.lease = lease
+        self._clock = clock
+        self._beat_s = beat_s
+        self._lost_after_s = lost_after_s
+        self._accept_s = accept_s
+        self._streams: dict[str, OpenStream] = {}
+        self._heard_at_s: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, client: ModelClient, request: GenerationRequest) -> OpenStream:
+        """Send a request; whoever opens must `close`. Raises `Unavailable` when the model has no running replica."""
+        if client.num_replicas() == 0:
+            raise no_replica()
+        stream = OpenStream(client, request, self._clock())
+        self._streams[request.request_id] = stream
+        stream.pump = self._in_background(self._pump(stream))
+        return stream
+
+    def close(self, stream: OpenStream) -> None:
+        """Nobody reads this stream any more: abort it unless it has ended. Idempotent, never waits, never raises."""
+        if stream.closed:
+            return
+        stream.closed = True
+        del self._streams[stream.request.request_id]
+        self._in_background(self._wind_up(stream))
+
+    async def beat(self) -> None:
+        """One round of renewals and of judging who is lost."""
+        by_replica: dict[str, list[OpenStream]] = {}
+        now = self._clock()
+        for stream in list(self._streams.values()):
+            if stream.replica_id is not None:
+                by_replica.setdefault(stream.replica_id, []).append(stream)
+            elif stream.client.num_replicas() == 0:
+                stream.fail(no_replica())
+            elif now - stream.opened_at_s > self._accept_s:
+                stream.fail(Unavailable("no replica took the request in time", retry_after_s=RETRY_AFTER_S))
+        self._heard_at_s = {replica_id: self._heard_at_s.get(replica_id, now) for replica_id in by_replica}
+        await asyncio.gather(*(self._renew(replica_id, streams) for replica_id, streams in by_replica.items()))
+
+    async def run(self) -> None:
+        """Beat for ever. A round that fails is logged; the next one comes."""
+        while True:
+            await asyncio.sleep(self._beat_s)
+            try:
+                await self.beat()
+            except Exception:
+                logger.exception("lease round failed")
+
+    async def shut_down(self) -> None:
+        """Close every stream and wait until the aborts are delivered or given up."""
+        for stream in list(self._streams.values()):
+            stream.fail(Unavailable("the service is stopping", retry_after_s=RETRY_AFTER_S))
+            self.close(stream)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, stream: OpenStream) -> None:
+        """Read the replica's messages. One that refuses or dies before it took the request: another is tried, once."""
+        try:
+            try:
+                await self._read_replica(stream, exclude=())
+            except _NotTaken as refusal:
+                error = refusal.error
+                if stream.closed or stream.client.num_replicas() <= len(refusal.by):
+                    raise error from None
+                logger.warning("request %s: %s; trying another replica", stream.request.request_id, error)
+                await self._read_replica(stream, exclude=refusal.by, last=True)
+            if not stream.finished:
+                stream.fail(EngineFailure("the replica ended the stream before its end"))
+        except BrimfulError as error:
+            stream.fail(error)
+        finally:
+            stream.known.set()
+            stream.client.forget(stream.request.request_id)
+
+    async def _read_replica(self, stream: OpenStream, exclude: tuple[str, ...], last: bool = False) -> None:
+        """Hand over what one replica says. Unless it is the `last` try, a refusal raises `_NotTaken` instead."""
+        try:
+            async for message in stream.client.generate(stream.request, exclude):
+                refusal = None if last or stream.replica_id is not None else _refusal(message)
+                if refusal is not None:
+                    raise _NotTaken(refusal, (message.replica_id,))
+                self._heard_at_s[message.replica_id] = self._clock()
+                stream.take(message)
+        except (EngineDead, Unavailable) as error:
+            if last or stream.replica_id is not None:
+                raise
+            raise _NotTaken(error, ()) from error
+
+    async def _renew(self, replica_id: str, streams: list[OpenStream]) -> None:
+        try:
+            ids = tuple(stream.request.request_id for stream in streams)
+            await streams[0].client.renew(replica_id, self.lease, ids)
+            self._heard_at_s[replica_id] = self._clock()
+        except BrimfulError as error:
+            silent_s = self._clock() - self._heard_at_s.get(replica_id, self._clock())
+            logger.warning("replica %s didn't renew, silent for %.1f s: %s", replica_id, silent_s, error)
+            if silent_s > self._lost_after_s:
+                for stream in streams:
+                    stream.fail(EngineDead("the replica stopped answering", retry_after_s=RETRY_AFTER_S))
+
+    async def _wind_up(self, stream: OpenStream) -> None:
+        """Abort at the replica, then let the pump run out: the replica answers an abort with the stream's end."""
+        pump = stream.pump
+        assert pump is not None
+        if not stream.finished:
+            await _within(stream.known.wait(), self._accept_s)
+        if stream.replica_id is not None and not pump.done() and not stream.finished:
+            await self._abort(stream, stream.replica_id)
+        if not pump.done():
+            await asyncio.wait({pump}, timeout=self._lost_after_s)
+            pump.cancel()
+
+    async def _abort(self, stream: OpenStream, replica_id: str) -> None:
+        for attempt in range(ABORT_ATTEMPTS):
+            try:
+                await stream.client.abort(replica_id, stream.request.request_id)
+                return
+            except BrimfulError as error:
+                logger.warning("abort of %s, attempt %d: %s", stream.request.request_id, attempt + 1, error)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _NotTaken(Exception):
+    """No replica has the request: nothing was computed, another may be asked. `by`: who refused."""
+
+    def __init__(self, error: BrimfulError, by: tuple[str, ...]) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.by = by
+
+
+def _refusal(message: StreamMessage) -> BrimfulError | None:
+    """What a first message refuses with, if another replica might not: it is full, draining or dead."""
+    for event in message.events:
+        if event.error is not None:
+            error = error_from_info(event.error)
+            if isinstance(error, (QueueFull, Unavailable, EngineDead)):
+                return error
+    return None
+
+
+def no_replica() -> Unavailable:
+    return Unavailable("no replica of this model is running", retry_after_s=RETRY_AFTER_S)
+
+
+async def _within(work: Coroutine[Any, Any, object], limit_s: float) -> None:
+    """Wait for `work`, but no longer than `limit_s`."""
+    try:
+        await asyncio.wait_for(work, limit_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,53 @@
+"""What the ingress asks of one model's replicas, as a Protocol.
+
+`deployments/serve_model_client.py` implements it over Ray Serve, `deployments/model_client_fake.py` without any.
+Callers see only `BrimfulError`s. A stream's messages are `StreamMessage`s; refusals and failures that the replica
+itself knows travel inside them, as events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from replica.model_card import TextBundle
+from replica.request import GenerationRequest, LoadReport, StreamMessage
+
+
+class ModelClient(Protocol):
+    """One model's replicas, seen from one ingress process."""
+
+    def num_replicas(self) -> int:
+        """How many replicas are running, as far as this process knows."""
+        ...
+
+    def loads(self) -> list[LoadReport]:
+        """The newest report of every replica that has spoken."""
+        ...
+
+    def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
+        """Send `request` to a replica of the router's choice, not one of `exclude`. Raises `BrimfulError`s.
+
+        The first message says which replica took it. Closing the iterator early stops listening; it doesn't abort.
+        """
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The stream has ended for good: take it out of this router's ledger. Idempotent."""
+        ...
+
+    async def abort(self, replica_id: str, request_id: str) -> None:
+        """End the request at that replica and free what it holds. Unknown ids are fine. Raises `EngineDead`."""
+        ...
+
+    async def renew(self, replica_id: str, lease: str, request_ids: tuple[str, ...]) -> None:
+        """Say that these streams still have a listener here. Raises `EngineDead` when the replica doesn't answer."""
+        ...
+
+    async def text_bundle(self) -> TextBundle:
+        """The model's card and tokenizer. Raises `Unavailable` while no replica runs."""
+        ...
+
+    async def ask_all(self, method: str) -> list[dict[str, Any]]:
+        """The answers of all running replicas to a parameterless question; those that don't answer are left out."""
+        ...
