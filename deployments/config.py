@@ -15,6 +15,7 @@ types and values out of range raise `SettingError` with the path of the setting,
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -37,6 +38,14 @@ class Settings(BaseModel):
     """Base of the tree: frozen, and a name that it doesn't know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def checked(cls, args: object, *, path: str = "") -> Self:
+        """`args` as these settings. Raises `SettingError` for the first problem; `path` leads the setting's name."""
+        try:
+            return cls.model_validate(args)
+        except ValidationError as error:
+            raise _setting_error(error, path) from None
 
 
 class Machine(Settings):
@@ -133,7 +142,7 @@ class ModelSettings(Settings):
     def ray_resources(self, machine: Machine, num_replicas_in_all: int) -> dict[str, float]:
         """`num_cpus` and `num_gpus` of one replica's actor. CPUs are reserved so that replicas spread over nodes."""
         on_gpu = self.device_on(machine) == "cuda"
-        share = 1.0 if on_gpu else round(machine.num_cpus / num_replicas_in_all, 2)
+        share = 1.0 if on_gpu else _whole_or_hundredths(machine.num_cpus / num_replicas_in_all)
         num_cpus = self.num_cpus if self.num_cpus is not None else share
         num_gpus = self.num_gpus if self.num_gpus is not None else float(on_gpu)
         return {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -193,10 +202,7 @@ class AppConfig(Settings):
         """Check `args` (a mapping as YAML or a caller gives it). `path` leads the names in errors."""
         if isinstance(args, cls):
             return args
-        try:
-            config = cls.model_validate(args)
-        except ValidationError as error:
-            raise _setting_error(error, path) from None
+        config = cls.checked(args, path=path)
         config._check_together(path)
         return config
 
@@ -266,10 +272,7 @@ def load_serve_config(path: Path) -> ServeConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
-    try:
-        file = _ServeFile.model_validate(content)
-    except ValidationError as error:
-        raise _setting_error(error, "") from None
+    file = _ServeFile.checked(content)
     app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
     return ServeConfig(http=file.http_options, app=app)
 
@@ -290,6 +293,11 @@ def _setting_error(error: ValidationError, path: str) -> SettingError:
 def _dotted(loc: tuple[int | str, ...]) -> str:
     """("models", 0, "dtype") -> "models[0].dtype"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _whole_or_hundredths(num_cpus: float) -> float:
+    """Rounded down to what Ray takes: whole above 1, hundredths below, so that all shares together still fit."""
+    return float(math.floor(num_cpus)) if num_cpus >= 1 else max(0.01, math.floor(num_cpus * 100) / 100)
 
 
 def _only(values: dict[str, Any], kind: type[Any], but: tuple[str, ...] = ()) -> dict[str, Any]:

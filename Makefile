@@ -1,0 +1,54 @@
+# One verb a chore. Everything installs itself into .venv; a second run installs nothing.
+# Variables: PYTHON=python3.12 (3.11 or newer), ARGS="--port 9000" (handed to brimful serve or pytest), VENV=folder.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-slow check format clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+# Empty: the first interpreter on the PATH that is new enough and can make virtual environments.
+PYTHON ?=
+
+# A stamp is written when its installation has ended well, and is older than what it was made from when that changes.
+RUN_STAMP := $(VENV)/.brimful-run
+DEV_STAMP := $(VENV)/.brimful-dev
+PINS := pyproject.toml constraints.txt
+INSTALL = PYTHON='$(PYTHON)' VENV='$(VENV)' bash deployments/cli/install.sh
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
+
+serve: $(RUN_STAMP) ## Install, fetch the embedded model, start the service, print its URL (ARGS="--port 9000")
+	@exec $(BIN)/brimful serve $(ARGS)
+
+test: $(DEV_STAMP) ## Run the fast tests (ARGS="tests/unit -x")
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(DEV_STAMP) ## Run the long tests: whole clusters, killed processes, real models
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(DEV_STAMP) ## Format, lint, types, import contracts, sizes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.architecture.tree_rules
+
+format: $(DEV_STAMP) ## Format the code and apply the linter's safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment and all caches of the tools in this folder
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN_STAMP): $(PINS)
+	@$(INSTALL) .
+	@touch $@
+
+$(DEV_STAMP): $(PINS)
+	@$(INSTALL) '.[dev]'
+	@touch $@ $(RUN_STAMP)

@@ -1,0 +1,5 @@
+"""`python -m deployments.cli` is `brimful`."""
+
+from deployments.cli import main
+
+main()

@@ -1,0 +1,202 @@
+"""The process that owns Ray: `python -m deployments.cli.cluster_process SETTINGS`, started by `cluster.py` alone.
+
+It is apart from `brimful serve` so that Ray's and Serve's chatter goes to a log file, so that Ctrl-C at the terminal
+doesn't reach Ray's processes before the drain, and so that the cluster is taken down in order even when the program at
+the terminal is killed: the end of stdin means "stop". Ray's servers die with this process (kernel's doing).
+
+    stdin    one JSON line a command: {"deploy": <arguments of deployments.app:build>} once, {"stop": true}
+    EVENTS   (a file descriptor) one JSON line an event: {"event": "cluster" | "progress" | "running" | "failed" |
+             "stopped", "text": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.cli.run_folder import RunFolder
+from replica.errors import StartupError
+
+POLL_S = 0.25
+OBJECT_STORE_BYTES = 200 * 2**20
+# How an error of our tree ends a traceback that Serve reports as text.
+_OUR_ERROR = re.compile(
+    r"replica\.errors\.(?:StartupError|SettingError|ModelNotFound|ModelUnsupported|ResourceError): (.+)"
+)
+_ANY_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|OutOfMemory\w*): .+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What a cluster process is told. `address`: join that Ray cluster; None: start a private one in `folder`."""
+
+    folder: str
+    address: str | None
+    host: str
+    port: int
+    drain_timeout_s: float
+    events_fd: int
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class StopRequested(Exception):
+    """The program at the terminal said stop, or is gone."""
+
+
+class ClusterProcess:
+    """Cluster up, application up, watch, drain, down. All of it on the main thread; a second one reads commands."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._parent = os.getppid()
+        self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._events = os.fdopen(settings.events_fd, "w", buffering=1, encoding="utf-8")
+        os.set_inheritable(settings.events_fd, False)
+
+    def main(self) -> int:
+        threading.Thread(target=self._read_commands, daemon=True).start()
+        folder = RunFolder(Path(self._settings.folder))
+        try:
+            self._start_cluster()
+            self._tell("cluster", "")
+            if self._deploy(self._next_command()["deploy"]):
+                self._watch()
+        except StopRequested:
+            pass
+        finally:
+            self._take_down()
+            self._tell("stopped", "")
+            if self._settings.address is None and os.getppid() != self._parent:
+                folder.remove()  # nobody else is left to do it
+        return 0
+
+    def _start_cluster(self) -> None:
+        import ray
+        from ray import serve
+
+        settings = self._settings
+        if settings.address is not None:
+            ray.init(address=settings.address, namespace="serve", log_to_driver=False)
+        else:
+            ray.init(
+                namespace="serve",
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(RunFolder(Path(settings.folder)).ray_path),
+            )
+        self._stop_if_asked()
+        self._tell("progress", "starting the HTTP proxy")
+        serve.start(http_options={"host": settings.host, "port": settings.port})
+        self._stop_if_asked()
+
+    def _deploy(self, args: dict[str, Any]) -> bool:
+        """Start the application; true when it runs, false when it can't (told as an event)."""
+        from ray import serve
+
+        from deployments.app import APP_NAME, build
+
+        try:
+            application = build(args)
+        except StartupError as error:
+            self._tell("failed", error.message)
+            return False
+        serve.run_many(
+            [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        while True:
+            self._stop_if_asked()
+            app = serve.status().applications.get(APP_NAME)
+            if app is None:
+                time.sleep(POLL_S)
+                continue
+            messages = [deployment.message for deployment in app.deployments.values()] + [app.message]
+            reason = _reason(messages, final=app.status in ("DEPLOY_FAILED", "UNHEALTHY"))
+            if reason is not None:
+                self._tell("failed", reason)
+                return False
+            if app.status == "RUNNING":
+                self._tell("running", "")
+                return True
+            self._tell("progress", _progress(app.deployments))
+            time.sleep(POLL_S)
+
+    def _watch(self) -> None:
+        """Until a command comes. Serve replaces what dies; nothing to do here."""
+        self._next_command()
+
+    def _take_down(self) -> None:
+        """Drain the application, up to its limit, then take down Serve and Ray (only ours)."""
+        ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
+        if ray is None or serve is None or not ray.is_initialized():
+            return
+        from deployments.app import APP_NAME
+
+        deadline_s = time.monotonic() + self._settings.drain_timeout_s + 10.0
+        if APP_NAME in serve.status().applications:
+            serve.delete(APP_NAME, _blocking=False)
+            while APP_NAME in serve.status().applications and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+        if self._settings.address is None:
+            serve.shutdown()
+        ray.shutdown()
+
+    def _next_command(self) -> dict[str, Any]:
+        command = self._commands.get()
+        if "stop" in command:
+            raise StopRequested
+        return command
+
+    def _stop_if_asked(self) -> None:
+        if not self._commands.empty():
+            self._next_command()
+
+    def _read_commands(self) -> None:
+        for line in sys.stdin:
+            self._commands.put(json.loads(line))
+        self._commands.put({"stop": True})
+
+    def _tell(self, event: str, text: str) -> None:
+        with suppress(BrokenPipeError):  # the program at the terminal is gone; stdin's end tells so too
+            self._events.write(json.dumps({"event": event, "text": text}) + "\n")
+
+
+def _progress(deployments: dict[str, Any]) -> str:
+    """`starting replica 1/2` from Serve's view of the deployments."""
+    wanted = up = 0
+    for name, deployment in deployments.items():
+        if name == "ingress":
+            continue
+        states = {str(getattr(state, "value", state)): count for state, count in deployment.replica_states.items()}
+        wanted += sum(states.values())
+        up += states.get("RUNNING", 0)
+    return f"starting replica {min(up + 1, wanted)}/{wanted}" if up < wanted else "starting the ingress"
+
+
+def _reason(messages: list[str], *, final: bool) -> str | None:
+    """Why the application can't start: at once for an error of ours, which no retry cures; else when Serve gave up."""
+    text = "\n".join(messages)
+    if ours := _OUR_ERROR.findall(text):
+        return str(ours[-1]).strip()
+    if not final:
+        return None
+    found = _ANY_ERROR.findall(text)
+    return str(found[-1]) if found else (text.strip().splitlines() or ["unknown reason"])[-1]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(ClusterProcess(ClusterSettings(**json.loads(sys.argv[1]))).main())

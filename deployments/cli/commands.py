@@ -1,0 +1,155 @@
+"""All commands of `brimful`, with their help. Each one only reads its flags and calls the module that does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from deployments.cli import flags
+from deployments.cli.console import Console, error_line
+from replica.errors import BrimfulError
+
+URL = "http://127.0.0.1:8000"
+EXIT_USAGE = 2
+# The parent of all complaints about the command line, wherever this version of typer keeps it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    help="Serve language models with every engine step full.", add_completion=False, rich_markup_mode=None
+)
+models = typer.Typer(help="Models on this machine.", rich_markup_mode=None)
+dashboards = typer.Typer(help="The Grafana dashboards.", rich_markup_mode=None)
+app.add_typer(models, name="models")
+app.add_typer(dashboards, name="dashboards")
+
+UrlOption = Annotated[str, typer.Option(help="base URL of the service")]
+
+
+def serve(config: Path | None, address: str | None, **given: Any) -> int:
+    """Start the service on this machine and keep it up until Ctrl-C.
+
+    Settings come from the flags, or from a file (the format of `serve deploy`) with the flags given put over it.
+    """
+    from deployments.cli.serve import serve as run_service
+
+    settings = flags.serve_config(config, {name: value for name, value in given.items() if value is not None})
+    return run_service(settings, address, Console())
+
+
+def _with_setting_flags() -> None:
+    """Give `serve` a signature with a flag for each setting of the configuration tree."""
+    own = [
+        inspect.Parameter(
+            "config",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, help="YAML file with all settings, several models too"),
+            annotation=Path | None,
+        ),
+        inspect.Parameter(
+            "address",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, help="deploy to this Ray cluster (host:port, or auto) [default: a private one]"),
+            annotation=str | None,
+        ),
+    ]
+    parameters = [*own, *flags.setting_parameters()]
+    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command()(serve)
+
+
+_with_setting_flags()
+
+
+@app.command()
+def chat(
+    url: UrlOption = URL,
+    model: Annotated[str | None, typer.Option(help="model to talk to [default: the first one served]")] = None,
+    system: Annotated[str | None, typer.Option(help="system message [default: none]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy [default: the model's]")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="longest answer, tokens [default: what fits]")] = None,
+) -> int:
+    """Talk to the service. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from deployments.cli.chat import chat as converse
+
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    return converse(url, model, system, {name: value for name, value in options.items() if value is not None})
+
+
+@app.command()
+def status(
+    url: UrlOption = URL,
+    as_json: Annotated[bool, typer.Option("--json", help="the service's own JSON")] = False,
+) -> int:
+    """Show replicas, load and budgets."""
+    from rich.console import Console as RichConsole
+
+    from deployments.cli.status import fetch_status, show_status
+
+    answer = asyncio.run(fetch_status(url))
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        show_status(answer, RichConsole())
+    return 0
+
+
+@models.command()
+def prepare(
+    model: Annotated[str, typer.Argument(help="'embedded', a hub id, a folder or a .gguf file")] = "embedded",
+    revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub model")] = None,
+    download_dir: Annotated[str | None, typer.Option(help="folder for prepared models [the user's cache]")] = None,
+) -> int:
+    """Fetch and convert a model now, so that a later start is quick."""
+    from deployments.cli.preparation import prepare_model
+
+    given = {"model": model, "revision": revision, "download_dir": download_dir}
+    settings = flags.serve_config(None, {name: value for name, value in given.items() if value is not None})
+    console = Console()
+    card = asyncio.run(prepare_model(settings.app.models[0], console.doing))
+    console.line(f"{card.name} is ready in {card.folder}")
+    return 0
+
+
+@dashboards.command()
+def publish(
+    url: Annotated[str, typer.Option(help="Grafana's URL")] = "http://127.0.0.1:3000",
+    token: Annotated[str | None, typer.Option(help="service account token", envvar="GRAFANA_TOKEN")] = None,
+    user: Annotated[str | None, typer.Option(help="user name, where there is no token")] = None,
+    password: Annotated[str | None, typer.Option(help="the user's password", envvar="GRAFANA_PASSWORD")] = None,
+    datasource_uid: Annotated[
+        str | None, typer.Option(help="uid of the Prometheus data source [default: Grafana's default]")
+    ] = None,
+    folder: Annotated[str, typer.Option(help="folder in Grafana")] = "brimful",
+) -> int:
+    """Create or update the dashboards in a Grafana."""
+    from dashboards.publish import publish as publish_boards
+
+    for address in publish_boards(
+        url, token, user=user, password=password, datasource_uid=datasource_uid, folder=folder
+    ):
+        print(address)
+    return 0
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command line (None: the process's own); returns the exit code. Every error is one line on stderr."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        result = get_command(app).main(given or ["--help"], prog_name="brimful", standalone_mode=False)
+    except _UsageError as error:
+        error_line(error.format_message())  # type: ignore[attr-defined]
+        return EXIT_USAGE
+    except BrimfulError as error:
+        error_line(error.message)
+        return EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,64 @@
+"""What the person at the terminal sees: progress on stdout, an error as one line on stderr."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+HEARTBEAT_S = 10.0
+
+
+class Console:
+    """Progress of one piece of work after the other, each with the time it has taken so far.
+
+    On a terminal the current line is rewritten; elsewhere (a file, CI) a line is printed when the text changes, and
+    again every `HEARTBEAT_S` while it doesn't. Somebody calls `tick` a few times a second.
+    """
+
+    def __init__(self, out: TextIO = sys.stdout, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._clock = clock
+        self._terminal = out.isatty()
+        self._text = ""
+        self._since_s = 0.0
+        self._shown_at_s = 0.0
+
+    def doing(self, text: str) -> None:
+        """The current work, such as `starting replica 1/2`; its clock goes on while the first word stays the same."""
+        if text == self._text:
+            return
+        if text.split(" ")[:2] != self._text.split(" ")[:2]:
+            self._since_s = self._clock()
+        self._text = text
+        self._show()
+
+    def tick(self) -> None:
+        """Show how long the current work has taken."""
+        if self._text and (self._terminal or self._clock() - self._shown_at_s >= HEARTBEAT_S):
+            self._show()
+
+    def line(self, text: str = "") -> None:
+        """A line that stays; ends the current work."""
+        self._text = ""
+        if self._terminal:
+            self._out.write("\r\033[K")
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    def _show(self) -> None:
+        self._shown_at_s = self._clock()
+        text = f"  {self._shown_at_s - self._since_s:3.0f} s  {self._text}"
+        if self._terminal:
+            columns = shutil.get_terminal_size().columns
+            self._out.write(f"\r\033[K{text[: columns - 1]}")
+        else:
+            self._out.write(text + "\n")
+        self._out.flush()
+
+
+def error_line(message: str) -> None:
+    """`message` as the one line that an error is."""
+    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)

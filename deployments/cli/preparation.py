@@ -1,0 +1,63 @@
+"""Prepares models in a process of their own, so that the program at the terminal never loads torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+
+from deployments.config import ModelSettings
+from replica.errors import ModelNotFound
+from replica.model_card import ModelCard
+
+GRACE_S = 5.0
+
+
+async def prepare_model(settings: ModelSettings, progress: Callable[[str], None]) -> ModelCard:
+    """Run `replica.model.prepare`; its lines go to `progress`. Cancelled: the process is ended too.
+
+    Raises `ModelNotFound` with the process's last line, which is written for the operator.
+    """
+    arguments = ["--model", settings.model]
+    for flag, value in (("revision", settings.revision), ("download-dir", settings.download_dir)):
+        if value is not None:
+            arguments += [f"--{flag}", value]
+    if settings.chat_template is not None:
+        arguments += ["--chat-template", settings.chat_template]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "replica.model.prepare", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    output = asyncio.ensure_future(process.stdout.read())
+    last = ""
+    try:
+        async for line in process.stderr:
+            if text := line.decode(errors="replace").strip():
+                last = text
+                progress(text)
+        code = await process.wait()
+        card = (await output).decode()
+    finally:
+        output.cancel()
+        await _end(process)
+    if code:
+        raise ModelNotFound(last or f"preparing {settings.model} failed with exit code {code}")
+    fields = json.loads(card.splitlines()[-1])
+    return ModelCard(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and SIGKILL after `GRACE_S`: a model is put in its place by one rename, so both are safe."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), GRACE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,83 @@
+"""`brimful status`, and the summary that `brimful serve` prints: what `/status` says, for people."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import httpx
+from rich.console import Console as RichConsole
+from rich.table import Table
+
+from deployments.config import ServeConfig
+from replica.errors import Unavailable
+
+TIMEOUT_S = 10.0
+COLUMNS = ("replica", "running", "waiting", "KV blocks free", "KV used", "seqs/step", "tokens/step", "report age")
+
+
+async def fetch_status(base_url: str) -> dict[str, Any]:
+    """The JSON of `/status`. Raises `Unavailable` when nobody answers there."""
+    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, trust_env=False) as client:
+        try:
+            answer = await client.get("/status")
+            answer.raise_for_status()
+            status = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise Unavailable(f"no brimful answers at {base_url} ({type(error).__name__}: {error})") from None
+    if not isinstance(status, dict) or "models" not in status:
+        raise Unavailable(f"{base_url}/status isn't brimful's")
+    return status
+
+
+def show_status(status: dict[str, Any], out: RichConsole) -> None:
+    """One table a model: a row a replica, with its load and its limits."""
+    for model in status["models"]:
+        replicas = model["up"]
+        table = Table(title=f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up")
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "replica" else "right")
+        for replica in replicas:
+            table.add_row(*_cells(replica))
+        out.print(table)
+
+
+def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
+    """What a newcomer needs next: the URL, a curl to paste, and how much fits into the service."""
+    lines = ["", f"brimful is ready at {base_url}", ""]
+    for model in status["models"]:
+        reports = [replica["report"] for replica in model["up"] if replica["report"]]
+        size = f"{len(model['up'])} replica{'s' * (len(model['up']) != 1)}"
+        if reports:
+            first = reports[0]
+            size += (
+                f", each with {first['num_blocks_total']} KV blocks of {first['block_size']} tokens,"
+                f" {first['max_num_seqs']} sequences and {first['max_num_batched_tokens']} tokens in a step"
+            )
+        lines.append(f"  {model['name']}: {size}")
+    model = config.app.models[0]
+    question = {"model": model.name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    body = json.dumps(question | {"temperature": 0, "max_tokens": 32})
+    url = base_url + model.route.rstrip("/") + "/v1/chat/completions"
+    lines += ["", f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"]
+    lines += ["", f"  brimful chat --url {base_url}      brimful status --url {base_url}", ""]
+    return "\n".join(lines)
+
+
+def _cells(replica: dict[str, Any]) -> list[str]:
+    report = replica["report"]
+    if report is None:
+        return [replica["replica_id"], *["-"] * (len(COLUMNS) - 1)]
+    free = report["num_blocks_free"] + report["num_blocks_cached"]
+    total = report["num_blocks_total"]
+    return [
+        replica["replica_id"],
+        str(report["num_running"]),
+        str(report["num_waiting"]),
+        f"{free}/{total}",
+        f"{(total - free) / total:.0%}" if total else "-",
+        str(report["max_num_seqs"]),
+        str(report["max_num_batched_tokens"]),
+        f"{replica['report_age_s']:.1f} s",
+    ]
