@@ -92,6 +92,7 @@ class EngineConfig:
 
     `stall_timeout_s`: work is pending and no step has ended for this long: the engine counts as dead.
     `lease_timeout_s`: a stream that its ingress didn't renew for this long is aborted.
+    `max_backlog_tokens`: a stream whose reader is this far behind is aborted.
     `check_invariants`: the scheduler checks itself after every step (tests, or a suspicious live replica).
     """
 
@@ -99,6 +100,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     stall_timeout_s: float = 60.0
     lease_timeout_s: float = 5.0
+    max_backlog_tokens: int = 4096
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
@@ -106,3 +108,5 @@ class EngineConfig:
             raise SettingError("stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
         if not self.lease_timeout_s > 0:
             raise SettingError("lease_timeout_s", self.lease_timeout_s, "more than 0 seconds")
+        if self.max_backlog_tokens < 1:
+            raise SettingError("max_backlog_tokens", self.max_backlog_tokens, "at least 1")
