@@ -33,7 +33,7 @@ class Alert:
 
 
 def alerts() -> tuple[Alert, ...]:
-    return (_queue_grows(), _kv_cache_at_limit(), _no_replicas(), _error_ratio())
+    return (_queue_grows(), _kv_cache_at_limit(), _no_replicas(), _error_ratio(), _http_errors())
 
 
 def rule_groups() -> list[dict[str, Any]]:
@@ -89,4 +89,18 @@ def _error_ratio() -> Alert:
         "5m",
         "critical",
         "Over 5 % of the sequences of {{ $labels.model_name }} end in an error, a timeout or a refusal.",
+    )
+
+
+def _http_errors() -> Alert:
+    """A replica that died took its counters along; the ingress saw its requests fail."""
+    answered = SCOPE.per_second("http_requests")
+    failed = SCOPE.per_second("http_requests", where=('status=~"5.."',))
+    cut = SCOPE.per_second("http_stream_errors")
+    return Alert(
+        "BrimfulHttpErrors",
+        f"{ratio(failed, answered)} > 0.05\nor {ratio(cut, answered)} > 0.05",
+        "5m",
+        "critical",
+        "Over 5 % of HTTP requests are answered with a 5xx status, or their stream ends in an error.",
     )

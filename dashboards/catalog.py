@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deployments.metrics import INGRESS_METRICS
 from replica.metrics import REPLICA_METRICS, MetricSpec
-
-REPLICA_LABELS = ("model_name", "replica")
-"""Labels that a replica process puts on each of its series."""
+from router.metrics import ROUTER_METRICS
 
 
 class UnknownMetric(KeyError):
@@ -42,4 +41,4 @@ class Catalog:
             raise UnknownMetric(f"no metric table has {name!r}") from None
 
 
-CATALOG = Catalog.of(REPLICA_METRICS)
+CATALOG = Catalog.of(REPLICA_METRICS, ROUTER_METRICS, INGRESS_METRICS)

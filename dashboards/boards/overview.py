@@ -1,7 +1,8 @@
 """The joint view: is there work that can't get into the current step, and what stops it?
 
 Read from top to bottom: load (who waits), steps (how full they are), latency (what clients feel), KV cache (what else
-could be the limit), outcome, then the same per replica. No panel alone is evidence; the rows are.
+could be the limit), outcome, the same per replica, then the way in: HTTP and routing. No panel
+alone is evidence; the rows are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from dashboards.panels import Board, Panel, Query, Row, Variable
 from dashboards.promql import Scope, ratio
 
 SCOPE = Scope(where=('model_name=~"$model_name"', 'replica=~"$replica"'), window="$__rate_interval")
+EDGE = Scope(where=(), window="$__rate_interval")
+"""Ingress processes serve all models; their series have neither a model nor a replica."""
+ROUTING = Scope(where=('model_name=~"$model_name"',), window="$__rate_interval")
 
 VARIABLES = (
     Variable("model_name", "brimful_max_num_seqs", "model_name"),
@@ -24,7 +28,7 @@ def board() -> Board:
         title="brimful overview",
         description="Load, steps, latency and KV cache together: is the batch narrow while requests wait?",
         variables=VARIABLES,
-        rows=(_load(), _steps(), _latency(), _kv_cache(), _outcome(), _per_replica()),
+        rows=(_load(), _steps(), _latency(), _kv_cache(), _outcome(), _per_replica(), _edge(), _routing()),
     )
 
 
@@ -203,5 +207,72 @@ def _per_replica() -> Row:
     return Row("Per replica", tuple(Panel(t, text, (Query(expr, "{{replica}}"),), unit) for t, expr, unit in panels))
 
 
-def _quantiles(name: str) -> tuple[Query, ...]:
-    return Query(SCOPE.quantile(0.5, name), "p50"), Query(SCOPE.quantile(0.95, name), "p95")
+def _edge() -> Row:
+    lost = (
+        Query(EDGE.per_second("http_client_disconnects"), "client left"),
+        Query(EDGE.per_second("http_stream_errors"), "error within a stream"),
+    )
+    return Row(
+        "HTTP (all models)",
+        (
+            Panel(
+                "HTTP answers, by status",
+                "429 and 503: refused for load. 499: the client left. Other 5xx: our fault.",
+                (Query(EDGE.per_second("http_requests", by=("status",)), "{{status}}"),),
+                "ops",
+                width=6,
+                stacked=True,
+            ),
+            Panel(
+                "Refused before any work",
+                "Admission: what a refusal was decided by.",
+                (Query(EDGE.per_second("admission_rejections", by=("reason",)), "{{reason}}"),),
+                "ops",
+                width=6,
+                stacked=True,
+            ),
+            Panel(
+                "In flight",
+                "Generation requests in ingress processes. Far above running plus waiting: they hang in between.",
+                (Query(EDGE.total("http_requests_in_flight"), "requests"),),
+                "short",
+                width=6,
+            ),
+            Panel("Streams cut short", "After the answer had begun, so the status says 200.", lost, "ops", width=6),
+        ),
+    )
+
+
+def _routing() -> Row:
+    return Row(
+        "Routing",
+        (
+            Panel(
+                "Decisions",
+                "What decided for the chosen replica; router/policy.py explains the reasons.",
+                (Query(ROUTING.per_second("router_decisions", by=("reason",)), "{{reason}}"),),
+                "ops",
+                width=6,
+                stacked=True,
+            ),
+            Panel(
+                "Age of load reports",
+                "At the decision. Old reports: the router flies on its own ledger.",
+                _quantiles("router_report_age_seconds", ROUTING),
+                "s",
+                width=6,
+            ),
+            Panel("Decision time", "Of one decision.", _quantiles("router_decision_seconds", ROUTING), "s", width=6),
+            Panel(
+                "Sent and not ended",
+                "Requests on their way or in replicas, by the routers' own ledgers.",
+                (Query(ROUTING.total("router_requests_in_flight", by=("model_name",)), "{{model_name}}"),),
+                "short",
+                width=6,
+            ),
+        ),
+    )
+
+
+def _quantiles(name: str, scope: Scope = SCOPE) -> tuple[Query, ...]:
+    return Query(scope.quantile(0.5, name), "p50"), Query(scope.quantile(0.95, name), "p95")

@@ -51,6 +51,15 @@ def ends(stop: str, bad: str, reason: str) -> list[dict[str, str]]:
     ]
 
 
+def http(ok: str, failed: str, cut: str = "0x30") -> list[dict[str, str]]:
+    route = 'route="/v1/chat/completions"'
+    return [
+        {"series": f'brimful_http_requests_total{{{route},status="200"}}', "values": ok},
+        {"series": f'brimful_http_requests_total{{{route},status="503"}}', "values": failed},
+        {"series": f"brimful_http_stream_errors_total{{{route}}}", "values": cut},
+    ]
+
+
 FIRES: dict[str, tuple[str, list[dict[str, str]], str]] = {
     "queue grows while steps are narrow": (
         "BrimfulQueueGrowsWhileStepsAreNarrow",
@@ -68,6 +77,8 @@ FIRES: dict[str, tuple[str, list[dict[str, str]], str]] = {
     "a tenth ends in errors": ("BrimfulErrorRatio", ends("0+90x30", "0+10x30", "error"), 'model_name="m"'),
     "a tenth is refused": ("BrimfulErrorRatio", ends("0+90x30", "0+10x30", "rejected"), 'model_name="m"'),
     "a tenth times out": ("BrimfulErrorRatio", ends("0+90x30", "0+10x30", "timeout"), 'model_name="m"'),
+    "a tenth answered with 503": ("BrimfulHttpErrors", http("0+90x30", "0+10x30"), ""),
+    "a tenth of the streams cut": ("BrimfulHttpErrors", http("0+100x30", "0x30", "0+10x30"), ""),
 }
 
 SILENT: dict[str, tuple[str, list[dict[str, str]]]] = {
@@ -85,6 +96,8 @@ SILENT: dict[str, tuple[str, list[dict[str, str]]]] = {
     "few errors": ("BrimfulErrorRatio", ends("0+97x30", "0+3x30", "error")),
     "many aborts": ("BrimfulErrorRatio", ends("0+50x30", "0+50x30", "abort")),
     "nothing ends": ("BrimfulErrorRatio", ends("9x30", "9x30", "error")),
+    "few failures over HTTP": ("BrimfulHttpErrors", http("0+97x30", "0+3x30", "0+3x30")),
+    "no HTTP traffic": ("BrimfulHttpErrors", http("5x30", "5x30", "5x30")),
 }
 
 

@@ -88,6 +88,7 @@ def test_joint_signals_are_all_on_the_overview() -> None:
         *("num_requests_running", "num_requests_waiting", "iteration_tokens_total", "max_num_batched_tokens"),
         *("request_queue_time_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
         *("kv_cache_usage_perc", "num_preemptions", "step_tokens", "prefix_cache_hits", "request_success"),
+        *("http_requests", "admission_rejections", "router_decisions", "router_report_age_seconds"),
     )
     assert [name for name in joint if CATALOG[name].series not in text] == []
 

@@ -16,7 +16,9 @@ import yaml
 from dashboards.alerts import alerts
 from dashboards.catalog import CATALOG
 from dashboards.generate import GENERATED, boards
+from deployments.metrics import INGRESS_METRICS
 from replica.metrics import REPLICA_METRICS
+from router.metrics import ROUTER_METRICS
 from tests.dashboards.exporters import Exporter, Prometheus, discovery, prometheus, serving
 
 BINARY = shutil.which("prometheus")
@@ -42,11 +44,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         for replica, level in (("r1", 40.0), ("r2", 60.0)):
             exporter = Exporter(REPLICA_METRICS, {"model_name": "m", "replica": replica}, level)
             ports.append(stack.enter_context(serving({"/metrics": lambda e=exporter: (METRICS_TYPE, e.scrape())})))
+        edge = Exporter((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": "i1"}, 7.0)
+        ports.append(stack.enter_context(serving({"/metrics": lambda: (METRICS_TYPE, edge.scrape())})))
         ingress = stack.enter_context(serving({"/metrics/targets": lambda: discovery(ports)}))
         config = _shipped_config(f"http://127.0.0.1:{ingress}/metrics/targets")
         server = stack.enter_context(prometheus(BINARY, config, tmp_path_factory.mktemp("prometheus")))
         server.wait_for("min(brimful_step_tokens_total)", 5.0)
         server.wait_for("count(brimful_max_num_seqs)", 2)
+        server.wait_for("min(brimful_http_requests_total)", 5.0)
         yield server
 
 
@@ -75,7 +80,7 @@ def test_panel_shows_finite_values(live: Prometheus, panel: str, expr: str) -> N
 def test_alert_expression_judges_the_exporters(live: Prometheus, alert: Any) -> None:
     """They count as many failures as answers, and nothing else that is wrong."""
     holds = live.query(alert.expr.replace("[5m]", "[10s]")) != []
-    assert holds == (alert.name == "BrimfulErrorRatio")
+    assert holds == (alert.name in ("BrimfulErrorRatio", "BrimfulHttpErrors"))
 
 
 def test_every_metric_of_the_catalog_is_live(live: Prometheus) -> None:
