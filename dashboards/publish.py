@@ -57,9 +57,9 @@ class _Publisher:
         self._url = url.rstrip("/")
 
     def publish(self, datasource_uid: str | None, folder: str) -> list[str]:
-        health = self._call(lambda: self._grafana.api.GET("/health"), "health")
+        health = self._absent_is_none(lambda: self._grafana.api.GET("/health"), "health")
         if not isinstance(health, dict) or "database" not in health:
-            raise PublishError(f"{self._url} answers, but isn't Grafana; give the address of Grafana's start page")
+            raise PublishError(self._no_grafana())
         if datasource_uid is not None:
             path = f"/datasources/uid/{quote(datasource_uid, safe='')}"
             if self._absent_is_none(lambda: self._grafana.api.GET(path), "data source") is None:
@@ -106,11 +106,12 @@ class _Publisher:
         except GrafanaException as error:
             raise PublishError(f"Grafana at {self._url} fails on {what}: {_one_line(error.message)}") from error
         except (ValueError, TypeError) as error:  # not JSON, or not the JSON that grafana-api expects
-            raise PublishError(
-                f"{self._url} answers, but isn't Grafana; give the address of Grafana's start page"
-            ) from error
+            raise PublishError(self._no_grafana()) from error
         except OSError as error:  # requests' errors, and the socket's own
             raise PublishError(f"Grafana at {self._url} can't be reached: {_one_line(str(error))}") from error
+
+    def _no_grafana(self) -> str:
+        return f"{self._url} answers, but isn't Grafana; give the address of Grafana's start page"
 
 
 def _connect(parts: SplitResult, token: str | None, user: str | None, password: str | None) -> Any:
