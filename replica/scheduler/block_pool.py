@@ -1,0 +1,119 @@
+"""KV blocks as numbers: who holds which, which are free, and in what order free ones are taken.
+
+Every block is in exactly one state:
+
+    held         reference count >= 1
+    cached-free  nobody holds it, but its content still has a name in the prefix cache
+    free         nobody holds it and its content means nothing
+
+Free blocks are taken first, the last one freed first; then cached-free ones, least recently freed first. Taking a
+cached-free block is what makes the prefix cache forget it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+
+class BlockPool:
+    """`num_blocks` KV blocks. All methods are O(blocks named); none allocates more than it returns.
+
+    `on_evict(block)`: a cached-free block is being taken, its name must go. `on_poison(blocks)`: the content of these
+    blocks has just lost its meaning; debug builds and tests overwrite it, so that a stale read shows.
+    """
+
+    def __init__(self, num_blocks: int, on_poison: Callable[[Sequence[int]], None] | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.on_evict: Callable[[int], None] = _keep_no_names
+        self.on_poison = on_poison
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached_free: OrderedDict[int, None] = OrderedDict()
+        self._ref_counts = [0] * num_blocks
+        self._named = bytearray(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken: free and cached-free."""
+        return len(self._free) + len(self._cached_free)
+
+    @property
+    def num_cached_free(self) -> int:
+        return len(self._cached_free)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks with reference count 1. The caller has checked `num_free`."""
+        assert count <= self.num_free, "took more blocks than are free"
+        from_free = min(count, len(self._free))
+        blocks = [self._free.pop() for _ in range(from_free)]
+        evicted = [self._cached_free.popitem(last=False)[0] for _ in range(count - from_free)]
+        for block in evicted:
+            self._named[block] = 0
+            self.on_evict(block)
+        if evicted:
+            self._poison(evicted)
+            blocks += evicted
+        for block in blocks:
+            self._ref_counts[block] = 1
+        return blocks
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One more holder for each of these blocks, which hold a cached prefix (held or cached-free)."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._cached_free[block]
+            self._ref_counts[block] += 1
+
+    def release(self, block_table: Sequence[int]) -> None:
+        """One holder less for each block of a sequence's table, tail first: a prefix outlives what builds on it."""
+        freed = []
+        for block in reversed(block_table):
+            self._ref_counts[block] -= 1
+            assert self._ref_counts[block] >= 0, "a block was released twice"
+            if self._ref_counts[block] == 0:
+                if self._named[block]:
+                    self._cached_free[block] = None
+                else:
+                    freed.append(block)
+        self._free += freed
+        if freed:
+            self._poison(freed)
+
+    def name(self, block: int) -> None:
+        """This held block is in the prefix cache now: it becomes cached-free instead of free when released."""
+        assert self._ref_counts[block] > 0, "only held blocks can be named"
+        self._named[block] = 1
+
+    def is_named(self, block: int) -> bool:
+        return bool(self._named[block])
+
+    def check(self, block_tables: Sequence[Sequence[int]]) -> None:
+        """Raises AssertionError unless every block is in one state and the counts equal these tables' entries."""
+        counts = [0] * self.num_blocks
+        for table in block_tables:
+            assert len(set(table)) == len(table), "a table names a block twice"
+            for block in table:
+                counts[block] += 1
+        assert counts == self._ref_counts, "reference counts differ from the block tables' entries"
+        free, cached = set(self._free), set(self._cached_free)
+        assert len(free) == len(self._free), "a block is free twice"
+        for block, count in enumerate(counts):
+            states = (count > 0) + (block in free) + (block in cached)
+            assert states == 1, f"block {block} is in {states} states"
+            assert block not in free or not self._named[block], f"free block {block} has a name"
+            assert block not in cached or self._named[block], f"cached-free block {block} has no name"
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        if self.on_poison is not None:
+            self.on_poison(blocks)
+
+
+def _keep_no_names(block: int) -> None:
+    raise AssertionError(f"block {block} had a name, but no prefix cache is attached")

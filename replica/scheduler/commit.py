@@ -1,0 +1,116 @@
+"""After a step: advance, name full blocks, append tokens, end what has ended; or undo a step that never happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Columns
+
+from replica.request import FinishReason
+from replica.scheduler.plan import PENDING_TOKEN, StepOutcome, StepResult
+from replica.scheduler.preemption import return_to_queue
+from replica.scheduler.sequence import Sequence, SequenceStatus
+from replica.scheduler.state import InFlight, SchedulerState
+
+_End = tuple[FinishReason, int | None, str | None]
+
+
+def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now_s: float) -> StepOutcome:
+    """Apply a step's result. Rows of sequences that ended meanwhile change nothing; a row of a sequence that was
+    preempted meanwhile still delivers its token, but no KV."""
+    tables, failed = state.tables, result.failed_rows
+    ends: dict[int, _End] = {}
+    silent: set[int] = set()
+    columns = zip(record.seqs, record.ends, record.admissions, record.plan.samples, result.token_ids, strict=True)
+    for row, (seq, end, admission, samples, token) in enumerate(columns):
+        if seq.status is SequenceStatus.ENDED:
+            silent.add(row)
+            continue
+        if row in failed or (samples and token < 0):
+            ends[row] = (FinishReason.ERROR, None, failed.get(row, "step_failed"))
+            continue
+        if seq.admission == admission:
+            seq.num_computed = end
+            if end >= seq.hash_due:
+                tables.register_computed(seq)
+        else:
+            seq.lost(end)
+        if not samples:
+            silent.add(row)
+            continue
+        seq.tokens[end] = token
+        if end == seq.input_len:
+            seq.first_token_at_s = now_s
+        if end + 1 >= seq.max_len or token in seq.stop_ids:
+            end_of = _end_of(seq, end, token)
+            if end_of is not None:
+                ends[row] = end_of
+    end_sequences(state, [record.seqs[row] for row in ends], now_s)
+    return _outcome(record, result.token_ids, ends, silent)
+
+
+def _end_of(seq: Sequence, position: int, token: int) -> _End | None:
+    """Whether the token at this position ends the sequence. A stop wins over length."""
+    if token in seq.stop_ids and position >= seq.stop_from:
+        named = token in seq.request.sampling.stop_token_ids
+        return FinishReason.STOP, token if named else None, None
+    if position + 1 >= seq.max_len:
+        return FinishReason.LENGTH, None, None
+    return None
+
+
+def _outcome(record: InFlight, tokens: list[int], ends: dict[int, _End], silent: set[int]) -> StepOutcome:
+    rows: Columns[int] = range(len(record.seqs))
+    seq_ids = record.plan.seq_ids
+    if silent:
+        rows = [row for row in rows if row not in silent]
+        seq_ids = [seq_ids[row] for row in rows]
+        tokens = [tokens[row] for row in rows]
+    if not ends:
+        none = [None] * len(rows)
+        return StepOutcome(seq_ids, tokens, list(none), list(none), list(none))
+    still = (None, None, None)
+    reasons = [ends.get(row, still) for row in rows]
+    tokens = [
+        PENDING_TOKEN if reason is FinishReason.ERROR else token
+        for token, (reason, _, _) in zip(tokens, reasons, strict=True)
+    ]
+    return StepOutcome(seq_ids, tokens, [r[0] for r in reasons], [r[1] for r in reasons], [r[2] for r in reasons])
+
+
+def end_sequences(state: SchedulerState, seqs: list[Sequence], now_s: float | None) -> None:
+    """The only exit: every sequence that ends, however it ends, gives everything back here."""
+    for seq in seqs:
+        if seq.status is SequenceStatus.WAITING:
+            state.waiting.remove(seq)
+        else:
+            state.tables.release(seq)
+    state.batch.remove([seq for seq in seqs if seq.status is not SequenceStatus.WAITING])
+    for seq in seqs:
+        seq.status = SequenceStatus.ENDED
+        seq.finished_at_s = now_s
+        state.ended[seq.seq_id] = state.live.pop(seq.seq_id)
+
+
+def roll_back_step(state: SchedulerState, record: InFlight) -> None:
+    """The newest plan in flight was not computed: forget its pending tokens and count its chunks as gaps again.
+
+    Sequences that it let in keep place and blocks, except where a later plan had filled the place of a sequence that
+    this one was to end and that runs on now: then the newest admissions go back to the queue.
+    """
+    plan = record.plan
+    for row, seq in enumerate(record.seqs):
+        if seq.status is SequenceStatus.ENDED:
+            continue
+        if plan.samples[row]:
+            del seq.tokens[record.ends[row] :]
+        if seq.admission == record.admissions[row]:
+            seq.num_scheduled = plan.starts[row]
+            if seq.status is SequenceStatus.ENDING:
+                state.batch.revive(seq)
+    for joined in plan.joined:
+        seq_or_none = state.live.get(joined.seq_id)
+        if seq_or_none is not None:
+            seq_or_none.announced = False
+    state.batch.left = plan.left + [lane for lane in state.batch.left if lane not in plan.left]
+    num_places = max(state.config.max_num_seqs, record.num_running_before)
+    while len(state.batch.running) > num_places:
+        return_to_queue(state, max(state.batch.running, key=lambda seq: seq.admission))

@@ -1,0 +1,155 @@
+"""One step, planned.
+
+A sequence is a counter chasing another: tokens whose KV exists, and tokens known. A step spends one token budget on
+closing gaps; a token is sampled only where a gap closes. How wide a gap is and why it opened (new prompt, cut prompt,
+cache hit, recompute) changes nothing:
+
+    (a) running sequences with a gap of 1 get their token, oldest first
+    (b) running sequences with a wider gap, oldest first, share what is left equally; while a waiting request could
+        enter, a quarter of what (a) left is kept for it
+    (c) waiting requests enter (admission.py), unless somebody was preempted in this step
+    (d) what is still left goes to sequences with a wide gap, caps ignored
+
+A running sequence that needs a block when none is free takes one by preemption (preemption.py).
+"""
+
+from __future__ import annotations
+
+from replica.scheduler.admission import Offer, admit, examine
+from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
+from replica.scheduler.preemption import make_room
+from replica.scheduler.sequence import Sequence, SequenceStatus
+from replica.scheduler.state import InFlight, SchedulerState, StepDraft
+
+
+def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
+    """Plan one step and count it as in flight; None when nothing can be computed now."""
+    draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running))
+    _plan_decodes(state, draft)
+    _plan_prefills(state, draft)
+    admit(state, draft, now_s)
+    _spend_the_rest(state, draft)
+    state.admit_nobody = False
+    if not draft.decodes and not draft.chunks:
+        return None
+    record = _seal(state, draft)
+    state.in_flight.append(record)
+    _advance(state, draft)
+    return record
+
+
+def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
+    draft.decodes = [seq for seq in state.batch.running if len(seq.tokens) - seq.num_scheduled == 1]
+    del draft.decodes[draft.budget :]  # only after a budget was lowered below what was running
+    draft.budget -= len(draft.decodes)
+    needy = [seq for seq in draft.decodes if seq.num_scheduled >= seq.num_slots]
+    for seq in needy:
+        if seq.status is SequenceStatus.RUNNING and make_room(state, draft, seq):
+            state.tables.grow(seq, seq.num_scheduled + 1)
+
+
+def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
+    prefills = [seq for seq in state.batch.running if seq.gap > 1]
+    if not prefills or draft.budget <= 0:
+        return
+    head = state.waiting.head()
+    admissible = head is not None and isinstance(examine(state, draft, head), Offer)
+    kept = draft.budget // 4 if admissible else 0
+    for i, seq in enumerate(prefills):
+        if seq.status is not SequenceStatus.RUNNING or draft.budget <= kept:
+            continue
+        share = -(-(draft.budget - kept) // (len(prefills) - i))
+        want = min(seq.gap, share)
+        if state.tables.room(seq) > 0 or make_room(state, draft, seq):
+            _extend(state, draft, seq, want)
+
+
+def _spend_the_rest(state: SchedulerState, draft: StepDraft) -> None:
+    if draft.budget <= 0:
+        return
+    for seq in [seq for seq in state.batch.running if seq.gap - seq.chunk > 0 and seq.gap > 1]:
+        _extend(state, draft, seq, min(seq.gap - seq.chunk, draft.budget))
+
+
+def _extend(state: SchedulerState, draft: StepDraft, seq: Sequence, want: int) -> None:
+    """Give `want` tokens to the sequence, or as many as fit in free blocks."""
+    num_tokens = min(want, state.tables.room(seq))
+    if num_tokens > 0:
+        draft.give(seq, num_tokens)
+        state.tables.grow(seq, seq.num_scheduled + seq.chunk)
+
+
+def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
+    """The draft as columns."""
+    decodes, chunks = draft.decodes, draft.chunks
+    rows = decodes + chunks
+    joined = _join_lanes(state, rows)
+    closes = [seq.gap == seq.chunk for seq in chunks]
+    starts = [seq.num_scheduled for seq in rows]
+    token_ids = [seq.tokens[-1] for seq in decodes]
+    for seq in chunks:
+        token_ids += seq.tokens[seq.num_scheduled : seq.num_scheduled + seq.chunk]
+    num_tokens = [1] * len(decodes) + [seq.chunk for seq in chunks]
+    num_recomputed, num_prefill = _count_kinds(draft)
+    state.num_steps += 1
+    plan = StepPlan(
+        step=state.num_steps,
+        seq_ids=[seq.seq_id for seq in rows],
+        lanes=[seq.lane for seq in rows],
+        starts=starts,
+        num_tokens=num_tokens,
+        block_tables=[seq.block_table for seq in rows],
+        samples=[True] * len(decodes) + closes,
+        num_logits=[1] * len(decodes) + [int(close) for close in closes],
+        output_index=[len(seq.tokens) - seq.prompt_len for seq in rows],
+        token_ids=token_ids,
+        joined=joined,
+        left=state.batch.left,
+        num_prefill_tokens=num_prefill,
+        num_decode_tokens=len(token_ids) - num_prefill - num_recomputed,
+        num_recomputed_tokens=num_recomputed,
+    )
+    state.batch.left = []
+    ends = [start + count for start, count in zip(starts, num_tokens, strict=True)]
+    return InFlight(plan, rows, ends, [seq.admission for seq in rows], draft.num_running_before)
+
+
+def _join_lanes(state: SchedulerState, rows: list[Sequence]) -> list[JoinedSequence]:
+    joined = []
+    for seq in [seq for seq in rows if not seq.announced]:
+        if seq.lane < 0:
+            state.batch.take_lane(seq)
+        seq.announced = True
+        joined.append(JoinedSequence(seq.seq_id, seq.lane, seq.request.sampling, seq.seed, seq.num_output_tokens))
+    return joined
+
+
+def _count_kinds(draft: StepDraft) -> tuple[int, int]:
+    """Tokens recomputed and tokens of inputs in this step; all others are decode tokens."""
+    catching_up = [seq for seq in draft.decodes if seq.num_scheduled < seq.caught_up_at]
+    recomputed = prefill = 0
+    for seq in catching_up + draft.chunks:
+        start = seq.num_scheduled
+        end = start + (seq.chunk or 1)
+        again = max(0, min(end, seq.recomputed_until) - start)
+        recomputed += again
+        prefill += max(0, min(end, seq.input_len) - start - again)
+    return recomputed, prefill
+
+
+def _advance(state: SchedulerState, draft: StepDraft) -> None:
+    """Count the planned tokens as scheduled; each row that samples knows one more token, whose value is pending."""
+    ending = []
+    for seq in draft.decodes:
+        seq.num_scheduled += 1
+        seq.tokens.append(PENDING_TOKEN)
+        if len(seq.tokens) >= seq.max_len:
+            ending.append(seq)
+    for seq in draft.chunks:
+        seq.num_scheduled += seq.chunk
+        seq.chunk = 0
+        if seq.num_scheduled == len(seq.tokens):
+            seq.tokens.append(PENDING_TOKEN)
+            if len(seq.tokens) >= seq.max_len:
+                ending.append(seq)
+    state.batch.begin_ending(ending)

@@ -1,0 +1,293 @@
+"""Which sequences compute in the next step, and what a step changed. The only owner of scheduling state.
+
+    add -> [ waiting ] -> plan: enters the batch -> plan, commit, plan, commit ... -> ended
+                 ^                      |
+                 +----- preempted ------+
+
+`planning.py` states how a step is made, `admission.py` who may enter, `preemption.py` who gives blocks back,
+`commit.py` what a result changes. Pure: no clock, no I/O, no threads; the caller passes times in (one monotonic clock)
+and calls from one thread.
+
+Overlap: `plan(n + 1)` may be called before `commit(n)`, while the device works. Tokens in flight are `PENDING_TOKEN`.
+A sequence that must end by length at step n isn't planned in n + 1 and its place is free there already; the row of one
+that turns out to have ended is ignored at `commit(n + 1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Columns
+from dataclasses import dataclass, replace
+from typing import Any
+
+from replica.config import SchedulerConfig
+from replica.errors import InvalidRequest, PromptTooLong, QueueFull, SettingError
+from replica.model.api import ModelShape
+from replica.request import GenerationRequest
+from replica.scheduler import invariants
+from replica.scheduler.block_pool import BlockPool
+from replica.scheduler.block_tables import BlockTables
+from replica.scheduler.commit import commit_step, end_sequences, roll_back_step
+from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
+from replica.scheduler.planning import plan_step
+from replica.scheduler.preemption import choose_victim, preempt
+from replica.scheduler.prefix_cache import PrefixCache
+from replica.scheduler.running_batch import RunningBatch
+from replica.scheduler.sequence import Sequence
+from replica.scheduler.state import SchedulerState, Tally
+from replica.scheduler.waiting_queue import WaitingQueue
+from replica.stats import RequestTimings, StepStats
+
+MAX_PLANS_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLoad:
+    """The scheduler's part of a `LoadReport`. `num_prefill_tokens`: what running sequences have yet to prefill."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_prefill_tokens: int
+    num_blocks_total: int
+    num_blocks_free: int
+    num_blocks_cached: int
+    block_hashes_added: tuple[bytes, ...]
+    block_hashes_evicted: tuple[bytes, ...]
+
+
+class Scheduler:
+    """Continuous batching over paged KV blocks for one model replica."""
+
+    def __init__(self, config: SchedulerConfig, shape: ModelShape, *, check_invariants: bool = False) -> None:
+        pool = BlockPool(shape.num_blocks)
+        cache = PrefixCache(pool) if config.enable_prefix_caching else None
+        self._start_config = config
+        self._check_always = check_invariants
+        self._num_arrivals = 0
+        self._state = SchedulerState(
+            config=config,
+            shape=shape,
+            tables=BlockTables(pool, shape.block_size, cache),
+            batch=RunningBatch(config.max_num_seqs),
+            waiting=WaitingQueue(),
+        )
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The settings in force now."""
+        return self._state.config
+
+    @property
+    def block_pool(self) -> BlockPool:
+        """For tests and debug builds: set `on_poison` to overwrite blocks whose content lost its meaning."""
+        return self._state.tables.pool
+
+    @property
+    def num_running(self) -> int:
+        return len(self._state.batch)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._state.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Some sequence hasn't ended."""
+        return bool(self._state.live)
+
+    def add(self, seq_id: int, request: GenerationRequest, index: int, seed: int, now_s: float) -> None:
+        """Queue sequence `index` of a request. `seq_id` is new; `seed` is the sampler's, final.
+
+        The queue must have room for all n sequences when the first is added; the others are then taken without a
+        question, so add all n before anything else. An empty queue takes any request.
+        Raises InvalidRequest, PromptTooLong (can never fit; names the largest input that would), QueueFull.
+        """
+        state = self._state
+        if seq_id in state.live or seq_id in state.ended:
+            raise ValueError(f"sequence {seq_id} exists already")
+        self._check_request(request)
+        if index == 0:
+            self._check_queue(request, now_s)
+        longest = min(state.shape.max_model_len, self._pool_tokens + 1)
+        max_len = min(len(request.prompt_ids) + request.sampling.max_tokens, longest)
+        eos = state.shape.eos_token_ids
+        arrival = self._num_arrivals
+        self._num_arrivals += 1
+        seq = Sequence(seq_id, request, index, seed, arrival=arrival, max_len=max_len, eos_token_ids=eos, now_s=now_s)
+        state.live[seq_id] = seq
+        state.waiting.add_fresh(seq)
+
+    def abort(self, seq_id: int, now_s: float | None = None) -> bool:
+        """End a sequence in any state, also between plan and commit; blocks are free at once. False: it isn't live."""
+        seq = self._state.live.get(seq_id)
+        if seq is None:
+            return False
+        end_sequences(self._state, [seq], now_s)
+        self._checked()
+        return True
+
+    def expire(self, now_s: float) -> list[int]:
+        """End the sequences that have waited longer than `queue_timeout_s`, oldest first; never preempted ones."""
+        expired = self._state.waiting.expired(now_s - self.config.queue_timeout_s)
+        for seq in expired:
+            end_sequences(self._state, [seq], now_s)
+        return [seq.seq_id for seq in expired]
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next step, now in flight; None when nothing can be computed (before a commit, perhaps)."""
+        assert len(self._state.in_flight) < MAX_PLANS_IN_FLIGHT, "commit or roll back before planning further ahead"
+        record = plan_step(self._state, now_s)
+        self._checked()
+        return None if record is None else record.plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutcome:
+        """Apply the result of the oldest plan in flight. Every row of the plan has one in the result; rows that
+        weren't computed, because they made the step fail, are named in `failed_rows`."""
+        in_flight = self._state.in_flight
+        assert in_flight and in_flight[0].plan.step == plan.step == result.step, "commit plans in order, each once"
+        outcome = commit_step(self._state, in_flight.pop(0), result, now_s)
+        self._checked()
+        return outcome
+
+    def rollback(self, plan: StepPlan) -> None:
+        """Nothing of this plan was computed (nor of later ones, which are rolled back too): the same work is planned
+        again. Who was preempted for it stays preempted. Does nothing when the plan isn't in flight."""
+        in_flight = self._state.in_flight
+        if all(record.plan.step != plan.step for record in in_flight):
+            return
+        while in_flight and in_flight[-1].plan.step >= plan.step:
+            roll_back_step(self._state, in_flight.pop())
+        self._checked()
+
+    def preempt_newest(self) -> bool:
+        """Make the batch smaller by one, for a step that ran out of memory; the next plan admits nobody. False when
+        at most one sequence runs."""
+        victim = choose_victim(self._state.batch.running)
+        if victim is None:
+            return False
+        preempt(self._state, victim)
+        self._state.admit_nobody = True
+        self._checked()
+        return True
+
+    def set_budgets(self, **changes: Any) -> None:
+        """Change budgets of a running scheduler, between two steps: `max_num_seqs`, `max_num_batched_tokens`,
+        `watermark`; never above their start values. A refused value changes nothing.
+
+        `max_num_seqs` below the running count admits nobody until enough have ended, and preempts nobody.
+        """
+        for name, value in changes.items():
+            if name not in ("max_num_seqs", "max_num_batched_tokens", "watermark"):
+                raise SettingError(name, value, "only budgets can change on a running replica")
+            start = getattr(self._start_config, name)
+            if value > start:
+                raise SettingError(name, value, f"at most its start value, {start}")
+        self._state.config = replace(self.config, **changes)
+
+    def timings(self, seq_id: int) -> RequestTimings:
+        """Of a sequence that is live or ended; KeyError once forgotten."""
+        seq = self._state.live.get(seq_id) or self._state.ended[seq_id]
+        return RequestTimings(
+            queued_at_s=seq.queued_at_s,
+            scheduled_at_s=seq.scheduled_at_s,
+            first_token_at_s=seq.first_token_at_s,
+            finished_at_s=seq.finished_at_s,
+            num_preemptions=seq.num_preemptions,
+            num_cached_tokens=seq.num_cached_tokens,
+        )
+
+    def forget(self, seq_id: int) -> None:
+        """Drop what is kept of an ended sequence. Every ended sequence must be forgotten once."""
+        self._state.ended.pop(seq_id, None)
+
+    def stats(self, plan: StepPlan | None, now_s: float, *, step_s: float, idle_s: float) -> StepStats:
+        """What `plan` (None: no step) and the state after it look like. Preemptions and prefix tokens are counted
+        since the previous call."""
+        state, tally = self._state, self._state.tally
+        pool = state.tables.pool
+        state.tally = Tally()
+        by_reason = dict.fromkeys(("budget", "seqs", "blocks", "long_prefill"), 0)
+        by_reason[state.blocked_by or "budget"] = len(state.waiting)
+        return StepStats(
+            step=state.num_steps if plan is None else plan.step,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_waiting_by_reason=by_reason,
+            num_prefill_tokens=0 if plan is None else plan.num_prefill_tokens,
+            num_decode_tokens=0 if plan is None else plan.num_decode_tokens,
+            num_recomputed_tokens=0 if plan is None else plan.num_recomputed_tokens,
+            token_budget=self.config.max_num_batched_tokens,
+            num_blocks_held=pool.num_held,
+            num_blocks_cached=pool.num_cached_free,
+            num_blocks_total=pool.num_blocks,
+            num_preemptions=tally.num_preemptions,
+            prefix_query_tokens=tally.prefix_query_tokens,
+            prefix_hit_tokens=tally.prefix_hit_tokens,
+            oldest_waiting_s=state.waiting.oldest_wait_s(now_s),
+            step_s=step_s,
+            idle_s=idle_s,
+        )
+
+    def load(self, max_hashes: int = 1024) -> SchedulerLoad:
+        """For a load report. Hashes: what the prefix cache added and evicted since the previous call, at most
+        `max_hashes` of each; the rest comes with the next."""
+        state = self._state
+        pool, cache = state.tables.pool, state.tables.cache
+        added, evicted = ((), ()) if cache is None else cache.take_changes(max_hashes)
+        return SchedulerLoad(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_waiting_tokens=state.waiting.num_tokens,
+            num_prefill_tokens=sum(seq.gap for seq in state.batch.running if seq.gap > 1),
+            num_blocks_total=pool.num_blocks,
+            num_blocks_free=pool.num_free - pool.num_cached_free,
+            num_blocks_cached=pool.num_cached_free,
+            block_hashes_added=added,
+            block_hashes_evicted=evicted,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the state contradicts itself. Costs O(blocks + sequences)."""
+        invariants.check(self._state)
+
+    @property
+    def _pool_tokens(self) -> int:
+        return self._state.shape.num_blocks * self._state.shape.block_size
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        shape, sampling = self._state.shape, request.sampling
+        num_input = len(request.prompt_ids) + len(request.prior_output_ids)
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if sampling.max_tokens <= len(request.prior_output_ids):
+            done = len(request.prior_output_ids)
+            raise InvalidRequest(f"max_tokens = {sampling.max_tokens} leaves nothing to do after {done} tokens")
+        largest = min(shape.max_model_len, self._pool_tokens) - 1
+        if num_input > largest:
+            raise PromptTooLong(f"the input has {num_input} tokens, at most {largest} fit", param="prompt")
+        for token_ids in filter(None, (request.prompt_ids, request.prior_output_ids)):
+            self._check_vocabulary(token_ids)
+
+    def _check_vocabulary(self, token_ids: Columns[int]) -> None:
+        for token in (min(token_ids), max(token_ids)):
+            if not 0 <= token < self._state.shape.logits_size:
+                allowed = f"from 0 to {self._state.shape.logits_size - 1}"
+                raise InvalidRequest(f"token id {token} is outside the vocabulary, {allowed}", param="prompt")
+
+    def _check_queue(self, request: GenerationRequest, now_s: float) -> None:
+        waiting, config = self._state.waiting, self.config
+        num_seqs = waiting.num_fresh + request.n
+        num_tokens = waiting.num_fresh_tokens + request.n * (len(request.prompt_ids) + len(request.prior_output_ids))
+        if waiting.num_fresh == 0:
+            return
+        retry_after_s = min(max(1.0, waiting.oldest_wait_s(now_s)), config.queue_timeout_s)
+        if num_seqs > config.max_num_queued_seqs:
+            limit = f"{waiting.num_fresh} sequences wait, at most {config.max_num_queued_seqs} may"
+            raise QueueFull(f"the waiting queue is full: {limit}", retry_after_s=retry_after_s)
+        if num_tokens > config.max_num_queued_tokens:
+            limit = f"{waiting.num_fresh_tokens} tokens wait, at most {config.max_num_queued_tokens} may"
+            raise QueueFull(f"the waiting queue is full: {limit}", retry_after_s=retry_after_s)
+
+    def _checked(self) -> None:
+        if self._check_always:
+            invariants.check(self._state)

@@ -1,0 +1,88 @@
+"""What planning, admission, preemption and commit share: the scheduler's whole mutable state in one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from replica.config import SchedulerConfig
+from replica.model.api import ModelShape
+from replica.scheduler.block_tables import BlockTables
+from replica.scheduler.plan import StepPlan
+from replica.scheduler.running_batch import RunningBatch
+from replica.scheduler.sequence import Sequence
+from replica.scheduler.waiting_queue import WaitingQueue
+
+BlockedBy = Literal["budget", "seqs", "blocks", "long_prefill"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counted since the last `stats()`."""
+
+    num_preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A plan that is neither committed nor rolled back, with what its rows were when it was made.
+
+    `ends[i]`: known tokens of row i when its chunk is done. `admissions[i]`: the stay that the row belongs to.
+    `num_running_before`: running sequences when the plan was begun.
+    """
+
+    plan: StepPlan
+    seqs: list[Sequence]
+    ends: list[int]
+    admissions: list[int]
+    num_running_before: int
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
+    admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those
+    that have, until they are forgotten."""
+
+    config: SchedulerConfig
+    shape: ModelShape
+    tables: BlockTables
+    batch: RunningBatch
+    waiting: WaitingQueue
+    live: dict[int, Sequence] = field(default_factory=dict)
+    ended: dict[int, Sequence] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    in_flight: list[InFlight] = field(default_factory=list)
+    blocked_by: BlockedBy | None = None
+    admit_nobody: bool = False
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A plan being made. `budget`: tokens not given out yet. `decodes`: rows of one token (their `chunk` stays 0);
+    `chunks`: rows of `chunk` tokens. `preempted`: somebody gave blocks back in this step."""
+
+    budget: int
+    num_running_before: int
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Sequence] = field(default_factory=list)
+    preempted: bool = False
+
+    def give(self, seq: Sequence, num_tokens: int) -> None:
+        if not seq.chunk:
+            self.chunks.append(seq)
+        seq.chunk += num_tokens
+        self.budget -= num_tokens
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Take the sequence out of this step; its tokens return to the budget."""
+        if seq.chunk:
+            self.budget += seq.chunk
+            seq.chunk = 0
+            self.chunks.remove(seq)
+        elif seq in self.decodes:
+            self.budget += 1
+            self.decodes.remove(seq)
