@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from replica.request import LoadReport
@@ -19,45 +19,89 @@ class RouteRequest:
     n: int = 1
     block_hashes: tuple[bytes, ...] = ()
 
+    def expected_output_tokens(self, limit: int) -> int:
+        """Tokens that all n sequences are expected to make: `max_tokens` each, but no more than `limit` each."""
+        return self.n * min(self.max_tokens, limit)
+
 
 @dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One candidate as this router sees it: the last report and what this router sent since.
+class ReplicaLoad:
+    """How loaded one replica is: its last report and what this router sent since. Built by `router/load.py`.
 
-    `report` is None until the replica has spoken; `report_age_s` is how long ago it arrived here. `pending_*` is this
-    router's ledger: requests sent that no report includes yet. `num_in_flight` counts all of this router's open
-    requests there. `matched_blocks` is how many of the request's leading blocks are believed to lie in the replica's
-    prefix cache.
+    `report` is None until the replica has spoken; `arrived_at_s` is when it came, by this router's clock.
+    `pending_requests` is this router's ledger: requests sent that no report includes yet. `num_in_flight` counts all
+    of this router's open requests there. What follows is both together: `num_waiting`; `num_outstanding` (waiting and
+    running, never less than our own); `would_wait` (one more finds no free place in the running batch);
+    `kv_usage_ratio` (prompts just sent count as held); `num_blocks_available` (free and cached blocks less what
+    waiting, mid-prefill and just-sent requests are about to take; may be negative). `block_size` and
+    `num_blocks_total` are the report's, but at least 1.
     """
 
     replica_id: str
     report: LoadReport | None
-    report_age_s: float
+    arrived_at_s: float
     pending_requests: int
-    pending_tokens: int
     num_in_flight: int
+    num_waiting: int
+    num_outstanding: int
+    would_wait: bool
+    kv_usage_ratio: float
+    num_blocks_available: float
+    block_size: int
+    num_blocks_total: int
+
+
+class ReplicaView(NamedTuple):
+    """One candidate of one decision. A tuple, because a decision may make one for every replica.
+
+    `matched_blocks` is how many of the request's leading blocks are believed to lie in the replica's prefix cache.
+    `is_stale`: no report, or one too old to be believed.
+    """
+
+    load: ReplicaLoad
     matched_blocks: int = 0
+    is_stale: bool = False
 
 
 class Filter(Protocol):
-    """Keeps the candidates that may serve the request. Never returns none of them when there were some (see policy)."""
+    """Keeps the candidates that may serve the request. One that keeps nobody is passed over (see `Policy`)."""
 
-    def __call__(self, request: RouteRequest, views: list[ReplicaView]) -> list[ReplicaView]: ...
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, request: RouteRequest, views: list[ReplicaView], /) -> list[ReplicaView]: ...
 
 
 class Scorer(Protocol):
     """Scores every candidate in [0, 1], 1 is best, in the order given. Pure: the same input gives the same scores."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
-    def __call__(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]: ...
+    def __call__(self, request: RouteRequest, views: list[ReplicaView], /) -> list[float]: ...
+
+
+class Picker(Protocol):
+    """Orders candidates by their total scores: indices, best first."""
+
+    def __call__(self, totals: list[float], /) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which replica, and why: the ranking best first with total scores, and each scorer's part for the winner."""
+    """Which replica, and why: the ranking best first with total scores, and each scorer's part for the winner.
+
+    `reason` is the one word for it that metrics count: see `Policy`. `report_age_s` is the age of the winner's report,
+    infinite when it has none.
+    """
 
     policy: str
     ranking: tuple[tuple[str, float], ...]
     parts: dict[str, float]
     report_age_s: float
+    reason: str = ""
+
+    @property
+    def replica_id(self) -> str:
+        """The winner."""
+        return self.ranking[0][0]

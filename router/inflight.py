@@ -1,0 +1,216 @@
+"""The ledger of what this router sent: how it knows of load that no report shows yet.
+
+A report is always a little old. Requests sent since then would be invisible, and a burst between two reports would
+pile onto the replica that looked idle. So each request has an entry here from the decision to its end:
+
+    sent ----------> accepted ----------> reported ----------> ended
+    (decided)        (first message        (a newer report      (any exit: finish, error,
+                      of its stream)        includes it)         client gone, expiry, death)
+    |--------- pending: no report includes it ---------|
+    |------------------------- in flight ---------------------------|
+
+A report includes a request when it was made after the request was accepted, so an entry stops pending at the first
+report with a number above the one that was current at acceptance. Until then it may be counted twice (in the ledger
+and in a report): for one report's time too much load, never too little. Another epoch means that the replica's engine
+began anew: what the old one had accepted is lost, and pends no more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from replica.request import LoadReport
+    from router.types import RouteRequest
+
+
+class LedgerCounts(NamedTuple):
+    """One replica's share of the ledger: open requests, and those that no report includes yet with their tokens."""
+
+    num_in_flight: int = 0
+    pending_requests: int = 0
+    pending_tokens: int = 0
+    pending_output_tokens: int = 0
+
+
+NOTHING = LedgerCounts()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`accepted_at` is the report position (epoch, number) current at acceptance, None before it."""
+
+    replica_id: str
+    prompt_tokens: int
+    output_tokens: int
+    heard_at_s: float
+    accepted_at: tuple[str, int] | None = None
+    pending: bool = True
+
+
+class InflightLedger:
+    """Thread-safe. Times are seconds of the caller's monotonic clock.
+
+    `ended` is remembered for `remember_ended_s`: the router works in another thread than the ingress, and a decision
+    that was already under way when the caller gave up must not open an entry that nobody will close. An entry of which
+    nothing was heard for `expire_after_s` is dropped: the last resort against a lost end.
+    """
+
+    def __init__(
+        self, *, expected_output_tokens: int = 256, expire_after_s: float = 300.0, remember_ended_s: float = 30.0
+    ) -> None:
+        self._expected_output_tokens = expected_output_tokens
+        self._expire_after_s = expire_after_s
+        self._remember_ended_s = remember_ended_s
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._counts: dict[str, LedgerCounts] = {}
+        self._accepted: dict[str, set[str]] = {}  # replica -> requests accepted there that still pend
+        self._newest: dict[str, tuple[str, int]] = {}  # replica -> position of its newest report
+        self._ended: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def counts(self) -> dict[str, LedgerCounts]:
+        """Each replica's counts now; a replica without open requests is absent."""
+        with self._lock:
+            return dict(self._counts)
+
+    def sent(self, request: RouteRequest, replica_id: str, now: float) -> None:
+        """A decision fell. A request sent again (retry, continued stream) moves: it is open at one replica only."""
+        with self._lock:
+            self._forget_ended(now)
+            if request.request_id in self._ended:
+                return
+            self._remove(request.request_id)
+            output_tokens = request.expected_output_tokens(self._expected_output_tokens)
+            entry = _Entry(replica_id, request.num_prompt_tokens, output_tokens, now)
+            self._entries[request.request_id] = entry
+            self._count(entry, 1, 1)
+
+    def routed(self, request_id: str, replica_id: str) -> None:
+        """The request went to `replica_id`, which need not be the replica ranked first."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.replica_id != replica_id:
+                self._move(request_id, entry, replica_id)
+
+    def accepted(self, request_id: str, replica_id: str, report: LoadReport | None, now: float) -> None:
+        """The first message of its stream came, with `report` on it: reports made from now on include the request."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is None:
+                return
+            if entry.replica_id != replica_id:
+                self._move(request_id, entry, replica_id)
+            entry.heard_at_s = now
+            if entry.accepted_at is not None:
+                return
+            newest = self._newest.get(replica_id)
+            entry.accepted_at = (report.epoch, report.number) if report is not None else newest or ("", -1)
+            if newest is not None and _made_after(newest, entry.accepted_at):
+                self._settle(request_id, entry)
+            else:
+                self._accepted.setdefault(replica_id, set()).add(request_id)
+
+    def heard(self, request_id: str, now: float) -> None:
+        """A later message of its stream came: the request is alive."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                entry.heard_at_s = now
+
+    def reported(self, report: LoadReport) -> None:
+        """A report came that is newer than all before it from that replica (`ReplicaViews` tells)."""
+        with self._lock:
+            newest = (report.epoch, report.number)
+            self._newest[report.replica_id] = newest
+            for request_id in list(self._accepted.get(report.replica_id, ())):
+                entry = self._entries[request_id]
+                if entry.accepted_at is not None and _made_after(newest, entry.accepted_at):
+                    self._settle(request_id, entry)
+
+    def ended(self, request_id: str, now: float) -> None:
+        """The caller is done with the request, however it ended. Calling it again does nothing."""
+        with self._lock:
+            self._forget_ended(now)
+            self._ended[request_id] = now
+            self._remove(request_id)
+
+    def released(self, request_id: str, replica_id: str) -> None:
+        """The call to `replica_id` is over; the caller may still send the request elsewhere, or have done so."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.replica_id == replica_id:
+                self._remove(request_id)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, and its requests with it."""
+        with self._lock:
+            for request_id in [r for r, entry in self._entries.items() if entry.replica_id == replica_id]:
+                self._remove(request_id)
+            self._newest.pop(replica_id, None)
+
+    def expire(self, now: float) -> int:
+        """Drop what was silent for too long; returns how many requests that were."""
+        with self._lock:
+            self._forget_ended(now)
+            deadline = now - self._expire_after_s
+            silent = [r for r, entry in self._entries.items() if entry.heard_at_s < deadline]
+            for request_id in silent:
+                self._remove(request_id)
+            return len(silent)
+
+    # Every change of `_entries` and `_counts` is below; the callers hold the lock.
+
+    def _remove(self, request_id: str) -> None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._count(entry, -1, -1 if entry.pending else 0)
+            self._stop_awaiting(request_id, entry)
+
+    def _move(self, request_id: str, entry: _Entry, replica_id: str) -> None:
+        """To another replica, where it begins as sent, not accepted."""
+        self._count(entry, -1, -1 if entry.pending else 0)
+        self._stop_awaiting(request_id, entry)
+        entry.replica_id, entry.accepted_at, entry.pending = replica_id, None, True
+        self._count(entry, 1, 1)
+
+    def _settle(self, request_id: str, entry: _Entry) -> None:
+        """Reports include it from here on."""
+        self._count(entry, 0, -1)
+        entry.pending = False
+        self._stop_awaiting(request_id, entry)
+
+    def _stop_awaiting(self, request_id: str, entry: _Entry) -> None:
+        waiting = self._accepted.get(entry.replica_id)
+        if waiting is not None:
+            waiting.discard(request_id)
+            if not waiting:
+                del self._accepted[entry.replica_id]
+
+    def _count(self, entry: _Entry, in_flight: int, pending: int) -> None:
+        old = self._counts.get(entry.replica_id, NOTHING)
+        new = LedgerCounts(
+            old.num_in_flight + in_flight,
+            old.pending_requests + pending,
+            old.pending_tokens + pending * entry.prompt_tokens,
+            old.pending_output_tokens + pending * entry.output_tokens,
+        )
+        if new.num_in_flight:
+            self._counts[entry.replica_id] = new
+        else:
+            self._counts.pop(entry.replica_id, None)
+
+    def _forget_ended(self, now: float) -> None:
+        deadline = now - self._remember_ended_s
+        while self._ended and next(iter(self._ended.values())) < deadline:
+            self._ended.popitem(last=False)
+
+
+def _made_after(newest: tuple[str, int], accepted_at: tuple[str, int]) -> bool:
+    return newest[0] != accepted_at[0] or newest[1] > accepted_at[1]

@@ -1,0 +1,57 @@
+"""How loaded a replica is, from its last report and this router's ledger: what all scorers look at."""
+
+from __future__ import annotations
+
+from router.inflight import LedgerCounts
+from router.types import ReplicaLoad, ReplicaView
+from router.views import SeenReport
+
+STALE_SHARE = 0.5
+"""A stale candidate scores this share of the worst fresh one."""
+
+NEVER = float("-inf")
+
+
+def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> ReplicaLoad:
+    """Put report and ledger together. Without a report there is only what we sent ourselves."""
+    num_ours = own.num_in_flight
+    if seen is None:
+        pending = own.pending_requests
+        return ReplicaLoad(replica_id, None, NEVER, pending, num_ours, pending, num_ours, False, 0.0, 0.0, 1, 1)
+    report = seen.report
+    num_waiting = report.num_waiting + own.pending_requests
+    num_outstanding = max(num_ours, report.num_running + num_waiting)
+    size, total = max(1, report.block_size), max(1, report.num_blocks_total)
+    num_free = report.num_blocks_free + report.num_blocks_cached
+    claimed_tokens = (
+        report.num_waiting_tokens + report.num_prefill_tokens + own.pending_tokens + own.pending_output_tokens
+    )
+    return ReplicaLoad(
+        replica_id=replica_id,
+        report=report,
+        arrived_at_s=seen.arrived_at_s,
+        pending_requests=own.pending_requests,
+        num_in_flight=num_ours,
+        num_waiting=num_waiting,
+        num_outstanding=num_outstanding,
+        would_wait=num_outstanding >= report.max_num_seqs,
+        kv_usage_ratio=min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total)),
+        num_blocks_available=num_free - claimed_tokens / size,
+        block_size=size,
+        num_blocks_total=total,
+    )
+
+
+def stale_as_loaded(views: list[ReplicaView], scores: list[float]) -> list[float]:
+    """A replica that has gone silent may be dead or drowning: it ranks below every fresh one, never as idle.
+
+    Changes `scores` in place. When all are stale nobody is better informed than the ledger, and the scores stay as
+    they are.
+    """
+    stale = [i for i, view in enumerate(views) if view.is_stale]
+    if not stale or len(stale) == len(views):
+        return scores
+    bound = STALE_SHARE * min([score for view, score in zip(views, scores, strict=True) if not view.is_stale])
+    for i in stale:
+        scores[i] = min(scores[i], bound)
+    return scores

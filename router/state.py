@@ -1,0 +1,203 @@
+"""What one process knows about the replicas of one deployment: ledger, views, prefix index and policy together.
+
+Shared by two threads: Serve runs its router on a loop of its own, the ingress's code runs on another. The router
+decides (`choose`) and tells who lives; the ingress tells what came of each request (`received`, `ended`).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from router.config import RouterConfig
+from router.inflight import NOTHING, InflightLedger, LedgerCounts
+from router.load import load_of
+from router.policy import build_policy
+from router.prefix_index import PrefixIndex
+from router.types import Decision, ReplicaView, RouteRequest
+from router.views import ReplicaViews, SeenReport
+
+if TYPE_CHECKING:
+    from replica.metrics import Metrics
+    from replica.request import LoadReport, StreamMessage
+
+EXPIRE_EVERY_S = 5.0
+
+
+class RouterState:
+    """Thread-safe. `clock` is monotonic seconds; `rng` breaks ties.
+
+    `attach` gives it a registry that has `ROUTER_METRICS`; without one it counts nothing.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._clock = clock
+        self._rng = rng if rng is not None else random.Random()
+        self._deciding = threading.Lock()  # a decision and its entry in the ledger are one act
+        self._live: frozenset[str] | None = None
+        self._metrics: Metrics | None = None
+        self._model_name = ""
+        self._next_expiry_s = 0.0
+        self.views = ReplicaViews()
+        # A load is built again only when its report or its counts are other objects than those it was built from.
+        self._loads: dict[str, tuple[SeenReport | None, LedgerCounts, ReplicaView]] = {}
+        self._build(config or RouterConfig())
+
+    def configure(self, config: RouterConfig) -> None:
+        """Take these settings. Other ones than before: ledger and index begin anew; the same ones: nothing happens."""
+        with self._deciding:
+            if config != self.config:
+                self._build(config)
+
+    def attach(self, metrics: Metrics, model_name: str) -> None:
+        """Count decisions in `metrics` under `model_name`."""
+        self._model_name = model_name
+        self._metrics = metrics
+
+    # The router's side.
+
+    def choose(self, request: RouteRequest, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Decision:
+        """Rank `replica_ids` for the request and enter it in the ledger at the winner.
+
+        Those in `exclude` (they just failed it) are left out, unless that leaves nobody. Raises `Unavailable` when
+        there are no replicas.
+        """
+        started_s = time.perf_counter()
+        candidates = [replica_id for replica_id in replica_ids if replica_id not in exclude] or replica_ids
+        with self._deciding:
+            now = self._clock()
+            self._expire(now)
+            decision = self.policy.decide(request, self._see(request, candidates, now), now)
+            self.ledger.sent(request, decision.replica_id, now)
+        if request.block_hashes:
+            self.index.learn(decision.replica_id, request.block_hashes)
+        self._count(decision, time.perf_counter() - started_s)
+        return decision
+
+    def routed(self, request_id: str, replica_id: str) -> None:
+        """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
+        self.ledger.routed(request_id, replica_id)
+
+    def released(self, request_id: str, replica_id: str) -> None:
+        """Serve's call to `replica_id` is over. A second way out of the ledger beside `ended`."""
+        self.ledger.released(request_id, replica_id)
+
+    def retain(self, replica_ids: Collection[str]) -> None:
+        """These replicas exist; everything known of others is forgotten, and their late reports are ignored."""
+        before, self._live = self._live, frozenset(replica_ids)
+        gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ())
+        for replica_id in gone - self._live:
+            self._forget(replica_id)
+
+    def died(self, replica_id: str) -> None:
+        """The replica is dead: forget its load, its requests and its cache now, whatever the next update says."""
+        if self._live is not None:
+            self._live -= {replica_id}
+        self._forget(replica_id)
+
+    # The ingress's side.
+
+    def received(self, request_id: str, message: StreamMessage) -> None:
+        """A message of the request's stream came. The first one says that the replica has it."""
+        if message.load is not None:
+            self.observe(message.load)
+        self.accepted(request_id, message.replica_id, message.load)
+
+    def accepted(self, request_id: str, replica_id: str, report: LoadReport | None = None) -> None:
+        """The replica has the request: reports made after `report` include it. Later calls say that it is alive."""
+        self.ledger.accepted(request_id, replica_id, report, self._clock())
+
+    def observe(self, report: LoadReport) -> None:
+        """A load report came, by whatever way. Old ones and those of dead replicas are ignored."""
+        if self._live is not None and report.replica_id not in self._live:
+            return
+        if not self.views.observe(report, self._clock()):
+            return
+        self.ledger.reported(report)
+        if report.block_hashes_evicted:
+            self.index.unlearn(report.replica_id, report.block_hashes_evicted)
+        if report.block_hashes_added:
+            self.index.learn(report.replica_id, report.block_hashes_added)
+
+    def ended(self, request_id: str) -> None:
+        """The request is over, however it ended. To be called once for every request, in a `finally`."""
+        self.ledger.ended(request_id, self._clock())
+        if self._metrics is not None:
+            self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=self._model_name)
+
+    def see(self, request: RouteRequest, replica_ids: Sequence[str]) -> list[ReplicaView]:
+        """The views on which a decision for `request` would be made now. Changes nothing."""
+        return self._see(request, replica_ids, self._clock())
+
+    def _see(self, request: RouteRequest, replica_ids: Sequence[str], now: float) -> list[ReplicaView]:
+        newest, counts = self.views.newest(), self.ledger.counts()
+        matched = self.index.match(request.block_hashes) if request.block_hashes else {}
+        believed_from_s = now - self.config.stale_after_s
+        views = []
+        for replica_id in replica_ids:
+            seen, own = newest.get(replica_id), counts.get(replica_id, NOTHING)
+            known = self._loads.get(replica_id)
+            if known is None or known[0] is not seen or known[1] is not own:
+                view = ReplicaView(load_of(replica_id, seen, own))
+                self._loads[replica_id] = (seen, own, view)
+            else:
+                view = known[2]
+            is_stale = view.load.arrived_at_s < believed_from_s
+            if is_stale or replica_id in matched:
+                view = ReplicaView(view.load, matched.get(replica_id, 0), is_stale)
+            views.append(view)
+        return views
+
+    def _build(self, config: RouterConfig) -> None:
+        self.config = config
+        self.policy = build_policy(config, self._rng)
+        self.ledger = InflightLedger(
+            expected_output_tokens=config.expected_output_tokens, expire_after_s=config.expire_after_s
+        )
+        self.index = PrefixIndex(config.max_prefix_blocks)
+
+    def _forget(self, replica_id: str) -> None:
+        self.views.forget(replica_id)
+        self.ledger.forget(replica_id)
+        self.index.forget(replica_id)
+        self._loads.pop(replica_id, None)
+
+    def _expire(self, now: float) -> None:
+        if now < self._next_expiry_s:
+            return
+        self._next_expiry_s = now + EXPIRE_EVERY_S
+        expired = self.ledger.expire(now)
+        if expired and self._metrics is not None:
+            self._metrics.inc("router_expired_requests", expired, model_name=self._model_name)
+
+    def _count(self, decision: Decision, duration_s: float) -> None:
+        if self._metrics is None:
+            return
+        model_name = self._model_name
+        self._metrics.inc("router_decisions", model_name=model_name, policy=decision.policy, reason=decision.reason)
+        self._metrics.observe("router_decision_seconds", duration_s, model_name=model_name)
+        self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=model_name)
+        if decision.report_age_s != float("inf"):
+            self._metrics.observe("router_report_age_seconds", decision.report_age_s, model_name=model_name)
+
+
+_states: dict[tuple[str, str], RouterState] = {}
+_states_lock = threading.Lock()
+
+
+def state_for(app_name: str, deployment_name: str) -> RouterState:
+    """This process's state for a deployment: the same object for the ingress's code and for Serve's router."""
+    with _states_lock:
+        key = (app_name, deployment_name)
+        if key not in _states:
+            _states[key] = RouterState()
+        return _states[key]

@@ -1,0 +1,73 @@
+"""The newest load report of every replica, whatever the order in which reports arrive.
+
+Reports ride on the messages of many streams and on Serve's routing stats, so old ones come late and the same one
+comes often. Within one epoch (one life of a replica's engine) the number orders them. An epoch that wasn't seen before
+replaces the current one; one that was replaced is never believed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from replica.request import LoadReport
+
+MAX_RETIRED_EPOCHS = 8
+"""Remembered per replica: a late report is at most seconds old, and an engine isn't replaced that often."""
+
+
+class SeenReport(NamedTuple):
+    """A report and when it arrived here."""
+
+    report: LoadReport
+    arrived_at_s: float
+
+
+@dataclass(slots=True)
+class _Replica:
+    seen: SeenReport
+    retired: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_RETIRED_EPOCHS))
+
+
+class ReplicaViews:
+    """Thread-safe. Times are seconds of the caller's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replicas: dict[str, _Replica] = {}
+
+    def observe(self, report: LoadReport, now: float) -> bool:
+        """Keep `report` if it is news; returns whether it was. The age of a view counts from its last news."""
+        with self._lock:
+            replica = self._replicas.get(report.replica_id)
+            if replica is None:
+                self._replicas[report.replica_id] = _Replica(SeenReport(report, now))
+                return True
+            current = replica.seen.report
+            if report.epoch == current.epoch:
+                if report.number <= current.number:
+                    return False
+            elif report.epoch in replica.retired:
+                return False
+            else:
+                replica.retired.append(current.epoch)
+            replica.seen = SeenReport(report, now)
+            return True
+
+    def newest(self) -> dict[str, SeenReport]:
+        """The newest report of every replica that has spoken."""
+        with self._lock:
+            return {replica_id: replica.seen for replica_id, replica in self._replicas.items()}
+
+    def age_s(self, replica_id: str, now: float) -> float:
+        """How long ago the replica's newest report arrived; infinite when there is none."""
+        with self._lock:
+            replica = self._replicas.get(replica_id)
+            return now - replica.seen.arrived_at_s if replica is not None else float("inf")
+
+    def forget(self, replica_id: str) -> None:
+        with self._lock:
+            self._replicas.pop(replica_id, None)

@@ -1,0 +1,121 @@
+import math
+import random
+
+import pytest
+
+from replica.errors import SettingError, Unavailable
+from router.config import RouterConfig
+from router.picker import BestWithRandomTies
+from router.policy import Policy, build_policy
+from tests.unit.router.loads import request, view
+
+CHAIN = tuple(bytes([i]) for i in range(4))
+
+
+def decide(views, *, seed=0, now=2.0, config=None, **changes):
+    return build_policy(config or RouterConfig(), random.Random(seed)).decide(request(**changes), views, now)
+
+
+def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order():
+    decision = decide([view("a", num_running=20), view("b"), view("c", num_running=40)])
+    assert [replica_id for replica_id, _ in decision.ranking] == ["b", "a", "c"]
+    assert decision.replica_id == "b"
+    assert decision.reason == "queue_depth"
+    assert decision.report_age_s == 2.0
+
+
+def test_totals_are_the_weighted_mean_of_the_scores():
+    config = RouterConfig(weights={"kv_headroom": 1.0, "queue_depth": 3.0, "prefix_affinity": 0.0})
+    decision = decide([view("a"), view("b", num_running=8)], config=config)
+    assert decision.parts == {"kv_headroom": pytest.approx(0.9), "queue_depth": 1.0}
+    assert dict(decision.ranking) == {"a": pytest.approx((0.9 + 3) / 4), "b": pytest.approx((0.9 + 1.5) / 4)}
+
+
+@pytest.mark.parametrize(
+    ("views", "reason"),
+    [
+        ([view("a")], "only_candidate"),
+        ([view("a"), view("b")], "tie"),
+        ([view("a"), view("b", num_running=30)], "queue_depth"),
+        ([view("a"), view("b", num_blocks_free=30, num_blocks_total=100)], "kv_headroom"),
+        ([view("a", matched_blocks=4), view("b")], "prefix_affinity"),
+        ([view("a", draining=True), view("b", draining=True)], "all_draining"),
+        ([view("a", num_waiting=1024), view("b", num_waiting=2000)], "all_queue_full"),
+    ],
+)
+def test_the_reason_names_what_decided(views, reason):
+    decision = decide(views, block_hashes=CHAIN)
+    assert decision.reason == reason
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [view("a", draining=True), view("a", num_waiting=1024), view("a", counts=(1024, 1024, 0, 0))],
+    ids=["draining", "queue full", "queue full with what was just sent"],
+)
+def test_an_unfit_replica_is_no_candidate(unfit):
+    decision = decide([unfit, view("b", num_running=60, num_waiting=60)])
+    assert [replica_id for replica_id, _ in decision.ranking] == ["b"]
+
+
+def test_a_filter_that_keeps_nobody_is_passed_over_and_the_others_still_hold():
+    decision = decide([view("a", draining=True), view("b", num_waiting=1024)])
+    assert [replica_id for replica_id, _ in decision.ranking] == ["b"]
+    assert decision.reason == "all_queue_full"
+
+
+def test_a_silent_replica_ranks_below_loaded_ones_but_still_serves_alone():
+    assert decide([view("a", silent=True), view("b", num_running=60)]).replica_id == "b"
+    alone = decide([view("a", silent=True)])
+    assert (alone.replica_id, alone.report_age_s) == ("a", math.inf)
+
+
+def test_without_replicas_it_says_so():
+    with pytest.raises(Unavailable, match="no replica is running"):
+        decide([])
+
+
+def test_ties_are_spread_by_the_random_source():
+    winners = [decide([view("a"), view("b"), view("c")], seed=seed).replica_id for seed in range(60)]
+    assert {name: winners.count(name) >= 10 for name in "abc"} == {"a": True, "b": True, "c": True}
+
+
+def test_picker_draws_only_among_those_within_the_margin():
+    picker = BestWithRandomTies(random.Random(1), margin=0.1)
+    winners = {picker([0.2, 0.95, 1.0, 0.89])[0] for _ in range(50)}
+    assert winners == {1, 2}
+    assert sorted(picker([0.2, 0.95, 1.0, 0.89])) == [0, 1, 2, 3]
+
+
+def test_a_new_scorer_needs_no_change_elsewhere():
+    class ByName:
+        name = "by_name"
+
+        def __call__(self, _request, views):
+            return [float(candidate.load.replica_id == "c") for candidate in views]
+
+    policy = Policy("named", [], [(ByName(), 2.0)], BestWithRandomTies(random.Random(0)))
+    decision = policy.decide(request(), [view("a"), view("b"), view("c")], 0.0)
+    assert (decision.policy, decision.replica_id, decision.parts) == ("named", "c", {"by_name": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"weights": {"speed": 1.0}}, "weights"),
+        ({"weights": {"queue_depth": -0.1}}, "weights.queue_depth"),
+        ({"weights": {"queue_depth": 101.0}}, "weights.queue_depth"),
+        ({"weights": {"queue_depth": math.nan}}, "weights.queue_depth"),
+        ({"weights": {"queue_depth": 0.0, "kv_headroom": 0.0, "prefix_affinity": 0.0}}, "weights"),
+        ({"stale_after_s": 0.0}, "stale_after_s"),
+        ({"expire_after_s": math.inf}, "expire_after_s"),
+        ({"expected_output_tokens": 0}, "expected_output_tokens"),
+        ({"imbalance_cap": 0}, "imbalance_cap"),
+        ({"max_num_queued_seqs": 0}, "max_num_queued_seqs"),
+        ({"max_prefix_blocks": 0}, "max_prefix_blocks"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(changes, setting):
+    with pytest.raises(SettingError) as caught:
+        RouterConfig(**changes)
+    assert caught.value.param == setting

@@ -1,0 +1,67 @@
+from router import prefix_index
+from router.prefix_index import PrefixIndex
+
+CHAIN = tuple(bytes([i]) for i in range(6))
+
+
+def test_match_counts_leading_blocks_of_every_holder():
+    index = PrefixIndex(100)
+    index.learn("a", CHAIN)
+    index.learn("b", CHAIN[:2])
+    index.learn("c", CHAIN[1:])
+    assert index.match(CHAIN[:4]) == {"a": 4, "b": 2}
+    assert index.match(()) == {}
+    assert index.match((b"?", *CHAIN)) == {}
+
+
+def test_a_replica_that_joins_mid_chain_holds_no_leading_block():
+    index = PrefixIndex(100)
+    index.learn("a", CHAIN[:1])
+    index.learn("b", CHAIN[1:])
+    assert index.match(CHAIN) == {"a": 1}
+
+
+def test_an_evicted_block_ends_the_chain_there():
+    index = PrefixIndex(100)
+    index.learn("a", CHAIN)
+    index.learn("b", CHAIN)
+    index.unlearn("a", [CHAIN[2], b"never seen"])
+    assert index.match(CHAIN) == {"a": 2, "b": 6}
+    index.unlearn("b", CHAIN)
+    assert index.match(CHAIN) == {"a": 2}
+    assert len(index) == 5
+
+
+def test_a_dead_replica_is_forgotten_and_its_successor_does_not_inherit():
+    index = PrefixIndex(100)
+    index.learn("a", CHAIN)
+    index.forget("a")
+    assert index.match(CHAIN) == {}
+    index.learn("b", CHAIN[:1])
+    assert index.match(CHAIN) == {"b": 1}
+    index.forget("never seen")
+    index.unlearn("never seen", CHAIN)
+    assert index.match(CHAIN) == {"b": 1}
+
+
+def test_the_least_recently_learned_block_goes_first():
+    index = PrefixIndex(3)
+    index.learn("a", CHAIN[:3])
+    index.learn("a", CHAIN[:1])
+    index.learn("a", [b"x"])
+    assert len(index) == 3
+    assert index.match(CHAIN) == {"a": 1}
+    assert index.match([CHAIN[1]]) == {}
+    assert index.match([CHAIN[2]]) == {"a": 1}
+
+
+def test_many_dead_replicas_leave_no_trace(monkeypatch):
+    monkeypatch.setattr(prefix_index, "MAX_DEAD_BITS", 4)
+    index = PrefixIndex(1000)
+    index.learn("survivor", CHAIN)
+    for life in range(50):
+        index.learn(f"life-{life}", [*CHAIN, b"own-%d" % life])
+        index.forget(f"life-{life}")
+    assert index.match(CHAIN) == {"survivor": 6}
+    assert max(holders.bit_length() for holders in index._holders.values()) <= 6
+    assert len(index) <= 6 + 5
