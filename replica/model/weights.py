@@ -1,0 +1,65 @@
+"""Loads a prepared model's weights onto the device, in the precision asked for."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from replica.config import ModelConfig
+from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
+from replica.model.convert import quiet_transformers
+from replica.model_card import ModelCard
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(setting: str) -> torch.device:
+    """`auto`: cuda when there is one. Raises `SettingError` for a device that isn't here."""
+    if setting == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(setting)
+    except RuntimeError as error:
+        raise SettingError("device", setting, "auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError("device", setting, "auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(
+            "device", setting, f"this machine shows {torch.cuda.device_count()} CUDA devices; or use cpu"
+        )
+    return device
+
+
+def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
+    if setting == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[setting]
+
+
+def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> PreTrainedModel:
+    """The model on `device`, in inference mode of its layers (no dropout), without gradients.
+
+    Raises `ModelNotFound`, `ModelUnsupported` or `ResourceError`.
+    """
+    dtype = choose_dtype(config.dtype, device)
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                card.weights_dir, dtype=dtype, attn_implementation="eager", device_map={"": device}
+            )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ResourceError(
+            f"the weights of {card.name} don't fit the memory of {device}; choose a smaller model or --dtype bfloat16"
+        ) from error
+    except OSError as error:
+        raise ModelNotFound(f"the weights in {card.weights_dir} can't be read: {_first_line(error)}") from error
+    except (ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
+        raise ModelUnsupported(f"transformers can't load {card.name}: {_first_line(error)}") from error
+    model.requires_grad_(False)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
