@@ -56,6 +56,7 @@ class Cluster:
             )
         os.close(write_fd)
         folder.add_owner(process.pid)
+        folder.set_session(process.pid)
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb")

@@ -183,7 +183,9 @@ def _progress(deployments: dict[str, Any]) -> str:
         states = {str(getattr(state, "value", state)): count for state, count in deployment.replica_states.items()}
         wanted += sum(states.values())
         up += states.get("RUNNING", 0)
-    return f"starting replica {min(up + 1, wanted)}/{wanted}" if up < wanted else "starting the ingress"
+    if up < wanted:
+        return f"starting replica {up + 1}/{wanted}"
+    return "starting the ingress" if wanted else "starting the application"
 
 
 def _reason(messages: list[str], *, final: bool) -> str | None:

@@ -2,13 +2,14 @@
 
     <temporary folder>/brimful-<uid>-xxxxxxxx/     mode 0700; removed with all it holds when the run ends
       owner.json     who may remove it: process ids of this run, each with its time of birth
+    session        the session (setsid) in which the cluster process and all of Ray run
       auth_token     the key of this run's Ray cluster, mode 0600
       ray/           Ray's sessions: sockets, logs
       tmp/           TMPDIR of every process of the run
 
-Every process of the run carries the folder's path in its environment (`MARKER`), so that ending a run can find all of
-its processes and never touches another's. A run that was ended with kill -9 can leave its folder behind; the next
-start removes such folders.
+Every process of the run carries the folder's path in its environment (`MARKER`) and, unless it left it, is in the
+run's session, so that ending a run can find all of its processes and never touches another's. A run of which every process was ended with
+kill -9 leaves its folder behind, and may leave Ray's agents; the next start ends and removes them.
 """
 
 from __future__ import annotations
@@ -80,14 +81,22 @@ class RunFolder:
 
     def processes(self) -> list[psutil.Process]:
         """All living processes of this run but the calling one."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get(MARKER) == str(self.path):
-                    found.append(process)
-            except psutil.Error:
-                continue  # gone meanwhile, or another user's: not ours
-        return found
+        mark = f"\0{MARKER}={self.path}\0".encode()
+        session = self._session()
+        return [
+            process
+            for process in psutil.process_iter()
+            if process.pid != os.getpid() and (_in_session(process.pid, session) or mark in _environ(process))
+        ]
+
+    def set_session(self, leader_pid: int) -> None:
+        (self.path / "session").write_text(str(leader_pid))
+
+    def _session(self) -> int | None:
+        try:
+            return int((self.path / "session").read_text())
+        except OSError:
+            return None  # not started yet
 
     def end_processes(self, grace_s: float = 1.0) -> None:
         """End what is left of the run: SIGTERM, and SIGKILL for what still lives after `grace_s`."""
@@ -106,7 +115,7 @@ class RunFolder:
 
 
 def remove_stale(base: Path) -> list[Path]:
-    """Remove this user's run folders in `base` whose owners are all dead; returns them."""
+    """End what is left of this user's runs in `base` whose owners are all dead; returns their folders, now removed."""
     removed = []
     for path in base.glob(_prefix() + "*"):
         try:
@@ -114,7 +123,9 @@ def remove_stale(base: Path) -> list[Path]:
         except OSError:
             continue  # its run ended this moment
         if stale:
-            shutil.rmtree(path, ignore_errors=True)
+            # Its session's number may be another's by now; the mark can't be.
+            (path / "session").unlink(missing_ok=True)
+            RunFolder(path).remove()
             removed.append(path)
     return removed
 
@@ -131,6 +142,24 @@ def _lives(pid: int, born_s: float) -> bool:
     try:
         return abs(psutil.Process(pid).create_time() - born_s) < 1.0
     except psutil.Error:
+        return False
+
+
+def _environ(process: psutil.Process) -> bytes:
+    """The raw environment; empty for a process that is gone or another user's.
+
+    Raw, because processes that set their title (Ray's do) overwrite the first entries, where parsers then stop.
+    """
+    try:
+        return b"\0" + Path("/proc", str(process.pid), "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _in_session(pid: int, session: int | None) -> bool:
+    try:
+        return os.getsid(pid) == session
+    except OSError:
         return False
 
 

@@ -33,10 +33,6 @@ TAKE_DOWN_S = 30.0
 LOG_TAIL_LINES = 20
 
 
-class CrashError(StartupError):
-    """The cluster process ended by itself: the end of its log says why."""
-
-
 def serve(config: ServeConfig, address: str | None, console: Console) -> int:
     """Run the service until it is told to stop; returns the exit code. Raises `StartupError` when it can't start."""
     with claim_port(config.http.host, config.http.port):
@@ -74,7 +70,7 @@ class _Run:
             self._console.line(f"log: {self._log}\nCtrl-C drains and stops")
             stopped = await self._unless_stopped(_until_gone(cluster))
             if not stopped:
-                raise CrashError(self._crash_report())
+                raise self._crash()
             return await self._drain(cluster)
         finally:
             ticking.cancel()
@@ -119,7 +115,7 @@ class _Run:
                 await until_ready(self._url, self._config.app)
                 return
             elif event.kind == "gone":
-                raise CrashError(self._crash_report())
+                raise self._crash()
 
     async def _drain(self, cluster: Cluster) -> int:
         limit_s = self._config.app.drain_timeout_s
@@ -147,8 +143,10 @@ class _Run:
             await asyncio.sleep(TICK_S)
             self._console.tick()
 
-    def _crash_report(self) -> str:
-        return f"the cluster process ended by itself; the end of {self._log}:\n" + _tail(self._log)
+    def _crash(self) -> StartupError:
+        """The cluster process ended by itself: the end of its log may say why."""
+        self._console.line(_tail(self._log))
+        return StartupError(f"the cluster process ended by itself; above is the end of {self._log}")
 
 
 async def _until_gone(cluster: Cluster) -> None:
