@@ -1,0 +1,185 @@
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from replica.errors import Unavailable
+from replica.metrics import Metrics
+from replica.request import StreamMessage
+from router.config import RouterConfig
+from router.metrics import ROUTER_METRICS
+from router.state import RouterState, state_for
+from tests.unit.router.loads import report, request
+
+CHAIN = tuple(bytes([i]) for i in range(4))
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def state(clock):
+    state = RouterState(clock=clock, rng=random.Random(3))
+    for replica_id in "abc":
+        state.observe(report(replica_id))
+    return state
+
+
+def spread(counts, replica_ids):
+    """Requests at the most loaded replica over the mean."""
+    sent = [counts[replica_id].num_in_flight for replica_id in replica_ids if replica_id in counts]
+    return max(sent) / (sum(sent) / len(replica_ids))
+
+
+def test_a_decision_enters_the_ledger_at_the_winner(state):
+    decision = state.choose(request(), ["a", "b", "c"])
+    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160)}
+
+
+def test_the_whole_life_of_a_request_leaves_nothing(state):
+    winner = state.choose(request("r"), ["a", "b", "c"]).replica_id
+    state.routed("r", winner)
+    state.received("r", StreamMessage(winner, load=report(winner, number=2)))
+    state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
+    assert state.ledger.counts() == {winner: (1, 0, 0, 0)}
+    view = next(v for v in state.see(request("s"), ["a", "b", "c"]) if v.load.replica_id == winner)
+    assert (view.load.num_outstanding, view.load.num_waiting) == (1, 0)
+    state.ended("r")
+    assert (len(state.ledger), state.ledger.counts()) == (0, {})
+
+
+def test_excluded_replicas_are_left_out_unless_that_leaves_nobody(state):
+    assert state.choose(request("r"), ["a", "b"], exclude={"a"}).replica_id == "b"
+    assert state.choose(request("s"), ["a"], exclude={"a"}).replica_id == "a"
+    with pytest.raises(Unavailable):
+        state.choose(request("t"), [])
+
+
+def test_a_view_turns_stale_with_time_and_fresh_with_news(state, clock):
+    clock.now_s += 5.1
+    state.observe(report("b", number=2))
+    assert [view.is_stale for view in state.see(request(), ["a", "b", "new"])] == [True, False, True]
+
+
+def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state):
+    state.retain(["a", "b", "c"])
+    state.observe(report("a", number=2, block_hashes_added=CHAIN))
+    state.choose(request("r"), ["a"])
+    state.died("a")
+    state.observe(report("a", number=3))
+    assert state.ledger.counts() == {}
+    assert state.index.match(CHAIN) == {}
+    assert set(state.views.newest()) == {"b", "c"}
+
+
+def test_replicas_that_left_are_forgotten(state):
+    state.retain(["a", "b", "c"])
+    state.choose(request("r"), ["a"])
+    state.retain(["b", "d"])
+    assert state.ledger.counts() == {}
+    assert set(state.views.newest()) == {"b"}
+    state.observe(report("d"))
+    assert set(state.views.newest()) == {"b", "d"}
+
+
+def test_what_was_sent_and_reported_makes_the_prefix_favourite(state):
+    state.choose(request("r", block_hashes=CHAIN), ["b"])
+    state.ended("r")
+    assert state.choose(request("s", block_hashes=CHAIN), ["a", "b", "c"]).replica_id == "b"
+    state.ended("s")
+    state.observe(report("b", number=2, block_hashes_evicted=CHAIN))
+    state.observe(report("c", number=2, block_hashes_added=CHAIN))
+    decision = state.choose(request("t", block_hashes=CHAIN), ["a", "b", "c"])
+    assert (decision.replica_id, decision.reason) == ("c", "prefix_affinity")
+
+
+def test_silence_expires_and_is_counted(state, clock):
+    metrics = Metrics(ROUTER_METRICS, {"replica": "ingress"})
+    state.attach(metrics, "model")
+    state.choose(request("lost"), ["a"])
+    clock.now_s += 301.0
+    state.choose(request("r"), ["a"])
+    assert len(state.ledger) == 1
+    labels = {"replica": "ingress", "model_name": "model"}
+    assert metrics.registry.get_sample_value("brimful_router_expired_requests_total", labels) == 1
+
+
+def test_decisions_are_counted_by_reason(state, clock):
+    metrics = Metrics(ROUTER_METRICS, {"replica": "ingress"})
+    state.attach(metrics, "model")
+    clock.now_s += 0.5
+    state.choose(request("r"), ["a"])
+    state.choose(request("s"), ["never spoke"])
+    value, labels = metrics.registry.get_sample_value, {"replica": "ingress", "model_name": "model"}
+    by = {**labels, "policy": "weighted", "reason": "only_candidate"}
+    assert value("brimful_router_decisions_total", by) == 2
+    assert value("brimful_router_decision_seconds_count", labels) == 2
+    assert value("brimful_router_report_age_seconds_sum", labels) == 0.5
+    assert value("brimful_router_requests_in_flight", labels) == 2
+    state.ended("r")
+    assert value("brimful_router_requests_in_flight", labels) == 1
+
+
+@pytest.mark.parametrize("delay", ["no report ever", "one report before the burst", "reports that show the past"])
+@pytest.mark.parametrize("prefix", [(), CHAIN], ids=["own prompts", "one shared prefix"])
+@pytest.mark.parametrize("num_replicas", [4, 8])
+def test_a_burst_of_64_does_not_herd(clock, delay, prefix, num_replicas):
+    state = RouterState(clock=clock, rng=random.Random(7))
+    replica_ids = [f"replica-{i}" for i in range(num_replicas)]
+    for number in range(64):
+        if delay == "reports that show the past" or (delay == "one report before the burst" and number == 0):
+            for replica_id in replica_ids:
+                state.observe(report(replica_id, number=number + 1, num_blocks_total=4000, num_blocks_free=4000))
+        winner = state.choose(request(f"r{number}", block_hashes=prefix), replica_ids).replica_id
+        state.accepted(f"r{number}", winner, state.views.newest()[winner].report if state.views.newest() else None)
+    assert spread(state.ledger.counts(), replica_ids) <= 1.5
+
+
+def test_a_popular_prefix_uses_all_replicas_once_the_favourite_is_ahead(state):
+    state.observe(report("a", number=2, block_hashes_added=CHAIN))
+    winners = [state.choose(request(f"r{i}", block_hashes=CHAIN), ["a", "b", "c"]).replica_id for i in range(12)]
+    assert winners[0] == "a"
+    assert set(winners) == {"a", "b", "c"}
+
+
+def test_the_same_settings_again_keep_what_is_known(state):
+    state.choose(request("r"), ["a"])
+    state.configure(RouterConfig())
+    assert len(state.ledger) == 1
+    state.configure(RouterConfig(imbalance_cap=9))
+    assert (len(state.ledger), state.config.imbalance_cap) == (0, 9)
+
+
+def test_one_state_a_deployment_in_this_process():
+    assert state_for("app", "replica-x") is state_for("app", "replica-x")
+    assert state_for("app", "replica-x") is not state_for("app", "replica-y")
+    assert state_for("app", "replica-x") is not state_for("other", "replica-x")
+
+
+def test_router_and_ingress_threads_leave_an_empty_ledger(clock):
+    """One thread decides, four live through the requests; whatever the interleaving, nothing stays."""
+    state = RouterState(clock=clock)
+    replica_ids = ["a", "b", "c"]
+
+    def live(worker: int) -> None:
+        for i in range(100):
+            request_id = f"{worker}-{i}"
+            winner = state.choose(request(request_id, block_hashes=CHAIN), replica_ids).replica_id
+            state.received(request_id, StreamMessage(winner, load=report(winner, number=worker * 1000 + i)))
+            if i % 10 == 0:
+                state.died(replica_ids[worker % 3])
+            state.ended(request_id)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(live, range(4)))
+    assert (len(state.ledger), state.ledger.counts()) == (0, {})
