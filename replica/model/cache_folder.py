@@ -45,8 +45,8 @@ def build_folder(target: Path, build: Callable[[Path], None], *, progress: Progr
             content.mkdir()
             build(content)
             if target.exists():
-                os.replace(target, temporary / "old")
-            os.replace(content, target)
+                target.replace(temporary / "old")
+            content.replace(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

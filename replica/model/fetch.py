@@ -72,7 +72,7 @@ def fetch_hub(model: str, revision: str | None, cache_dir: Path | None, *, progr
     Raises `ModelNotFound` for an unknown id or revision, a gated model, or no network with nothing cached.
     """
     from huggingface_hub import errors, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
@@ -92,9 +92,17 @@ def fetch_hub(model: str, revision: str | None, cache_dir: Path | None, *, progr
         raise ModelNotFound(f"model {model!r} has no revision {revision!r}; check --revision") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelNotFound(f"model {where} is neither a folder here nor on the hub; check --model") from error
-    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError) as error:
+    except (_http_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise ModelNotFound(
             f"model {where} is not a folder here, and the hub can't be reached; "
             "check --model and the network, or set --model to a local folder"
         ) from error
     return folder
+
+
+def _http_error() -> type[Exception]:
+    """The base of all errors of the HTTP library that the installed huggingface_hub speaks through."""
+    from huggingface_hub import errors
+
+    found: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    return found

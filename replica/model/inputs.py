@@ -41,14 +41,14 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`token_ids`, `positions` [T]; `logits_rows` [L] as above. `pending` [P]: flat places whose token is the last sample
-    of the lanes in `pending_lanes` [P]."""
+    """`token_ids`, `positions` [T]; `logits_rows` [L] as above. `pending` [P]: flat places whose token is the last
+    sample of the lanes in `pending_lanes` [P]."""
 
     token_ids: Tensor
     positions: Tensor
     logits_rows: Tensor
     pending: Tensor
-    pending_lanes: Tensor
+    pending_lanes: list[int]
     layout: StepLayout
 
 
@@ -81,7 +81,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         positions=_tensor(positions, device),
         logits_rows=_tensor(_last_places(ends, np.array(plan.num_logits, dtype=np.int64)), device),
         pending=_tensor(pending, device),
-        pending_lanes=_tensor(lanes, device),
+        pending_lanes=lanes.tolist(),
         layout=layout,
     )
 
@@ -101,7 +101,8 @@ def _slots(positions: IntArray, rows: IntArray, tables: list[list[int]], block_s
     flat = np.array([block for table in tables for block in table], dtype=np.int64)
     first = np.cumsum(widths) - widths
     blocks = flat[first[rows] + positions // block_size]
-    return blocks * block_size + positions % block_size
+    slots: IntArray = blocks * block_size + positions % block_size
+    return slots
 
 
 def _fresh_blocks(starts: IntArray, context_lens: IntArray, tables: list[list[int]], block_size: int) -> IntArray:
@@ -114,7 +115,8 @@ def _fresh_blocks(starts: IntArray, context_lens: IntArray, tables: list[list[in
 def _last_places(ends: IntArray, num_logits: IntArray) -> IntArray:
     total = int(num_logits.sum())
     within = np.arange(total) - np.repeat(np.cumsum(num_logits) - num_logits, num_logits)
-    return np.repeat(ends - num_logits, num_logits) + within
+    places: IntArray = np.repeat(ends - num_logits, num_logits) + within
+    return places
 
 
 def _tensor(values: IntArray, device: torch.device) -> Tensor:

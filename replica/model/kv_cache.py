@@ -3,9 +3,9 @@
     keys[layer]    [num_blocks, kv_heads, block_size, head_size]
     values[layer]  [num_blocks, kv_heads, block_size, value_size]
 
-Slot s is place s % block_size of block s // block_size. A block's content is meaningful up to the sequence's length; what
-follows is zero or an earlier owner's, never non-finite from another sequence: `write` clears a block when a sequence
-enters it, so that kernels may read whole blocks and mask the tail.
+Slot s is place s % block_size of block s // block_size. A block's content is meaningful up to the sequence's length;
+what follows is zero, never another owner's: `write` clears a block when a sequence enters it, so that kernels may read
+whole blocks and mask the tail, and non-finite values of a failed sequence reach nobody else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Matrix products of a decode step on the CPU: oneDNN's prepacked weights where they beat the plain product.
 
 float32, microseconds at 576 x 1536 by number of rows, plain / prepacked: 1: 214 / 245, 4: 348 / 243, 8: 455 / 274,
-32: 996 / 428, 64: 843 / 628, 512: 3859 / 3939. So up to two rows stay plain; packing for 16 rows serves all others. The packed copy
-doubles the memory of the weights.
+32: 996 / 428, 64: 843 / 628, 512: 3859 / 3939. So up to two rows stay plain; packing for 16 rows serves all others.
+The packed copy doubles the memory of the weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -1,7 +1,7 @@
 """Prepares a model once, so that every later start only maps its weights: `prepare(config) -> ModelCard`.
 
-A prepared model is a folder (see `replica/model_card.py`) under `<cache>/models`. The embedded model and .gguf files are
-converted into it; for hub ids and local folders it holds card and tokenizer, and points to the weights. A folder
+A prepared model is a folder (see `replica/model_card.py`) under `<cache>/models`. The embedded model and .gguf files
+are converted into it; for hub ids and local folders it holds card and tokenizer, and points to the weights. A folder
 appears by one rename, under a lock: a kill never leaves half a model, and of two processes one waits.
 
 `python -m replica.model.prepare --model X` does the same in a process of its own (so that its caller never loads
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     stream = sys.stderr  # kept: parts of the conversion redirect sys.stderr
 
     def report(message: str) -> None:
-        print(message, file=stream, flush=True)  # noqa: T201
+        print(message, file=stream, flush=True)
 
     try:
         config = ModelConfig(

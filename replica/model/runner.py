@@ -23,13 +23,14 @@ from transformers import PreTrainedModel
 
 from replica.config import ModelConfig, SchedulerConfig
 from replica.errors import NonFiniteLogits, ResourceError
-from replica.model.api import ModelShape, OutOfDeviceMemory
 from replica.model import warmup
+from replica.model.api import ModelShape, OutOfDeviceMemory
 from replica.model.attention.backend import AttentionBackend, default_backend, make_backend
 from replica.model.attention.interface import attention_step
-from replica.model.inputs import StepInputs, build_inputs
 from replica.model.cache_folder import Progress
+from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, pool_size, require_cpu_memory
+from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
 from replica.model.sampler import Sampler, next_token_logprobs
 from replica.model.support import LayerShape, pin_rope, self_test
@@ -43,8 +44,8 @@ _NUM_TOP_LOGPROBS = 20
 def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig, *, progress: Progress) -> Runner:
     """Load a prepared model, test it, size its KV cache and warm it up.
 
-    Raises a `StartupError` that says what to change: files that can't be read, a model that would answer wrongly, a pool or
-    context that doesn't fit.
+    Raises a `StartupError` that says what to change: files that can't be read, a model that would answer wrongly, a
+    pool or context that doesn't fit.
     """
     device = choose_device(config.device)
     if device.type == "cpu" and config.num_threads is not None:
@@ -128,7 +129,7 @@ class Runner:
         self._shape = shape
         self._device = next(model.parameters()).device
         self._sampler = Sampler(num_lanes, shape.vocab_size, shape.eos_token_ids)
-        self._last_tokens = torch.zeros(num_lanes, dtype=torch.int64, device=self._device)
+        self._lane_tokens = LaneTokens(num_lanes, self._device)
 
     @property
     def shape(self) -> ModelShape:
@@ -147,22 +148,19 @@ class Runner:
         if self._model is None:
             raise RuntimeError("the runner is closed")
         inputs = build_inputs(plan, self._cache.block_size, self._device)
-        token_ids = self._fill_pending(inputs)
+        if inputs.pending.numel():
+            lanes = inputs.pending_lanes
+            inputs.token_ids[inputs.pending] = self._lane_tokens.before(plan.step, lanes)
         step = self._backend.prepare(inputs.layout, self._cache)
         with attention_step(step):
             output: Any = self._model(
-                input_ids=token_ids[None],
+                input_ids=inputs.token_ids[None],
                 position_ids=inputs.positions[None],
                 use_cache=False,
                 logits_to_keep=inputs.logits_rows,
             )
         logits: Tensor = output.logits[0].float()
         return logits
-
-    def _fill_pending(self, inputs: StepInputs) -> Tensor:
-        if inputs.pending.numel():
-            inputs.token_ids[inputs.pending] = self._last_tokens[inputs.pending_lanes]
-        return inputs.token_ids
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[int], Tensor, Tensor]:
         rows = [row for row, samples in enumerate(plan.samples) if samples]
@@ -172,8 +170,7 @@ class Runner:
         last = np.cumsum(plan.num_logits)[rows] - 1
         chosen = logits if len(rows) == len(logits) else logits[torch.from_numpy(last).to(self._device)]
         tokens, sound = self._sampler.sample(chosen, plan, rows)
-        lanes = torch.tensor([plan.lanes[row] for row in rows]).to(self._device)
-        self._last_tokens[lanes] = tokens
+        self._lane_tokens.keep(plan.step, [plan.lanes[row] for row in rows], tokens)
         return rows, tokens, sound
 
     def close(self) -> None:
@@ -238,5 +235,6 @@ def _startup_memory_errors(device: torch.device) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, OutOfDeviceMemory, MemoryError) as error:
         raise ResourceError(
-            f"the memory of {device} is too small: lower --max-num-batched-tokens, --gpu-memory-utilization or --num-blocks"
+            f"the memory of {device} is too small: "
+            "lower --max-num-batched-tokens, --gpu-memory-utilization or --num-blocks"
         ) from error

@@ -1,8 +1,8 @@
 """Turns logits into tokens: greedy, temperature, top-k, top-p, for all rows of a step together.
 
-Row by row the choice is a pure function of the row's logits, its sampling parameters and one number u in [0, 1), and u is a
-hash of (seed, number of the draw): no generator with a state exists. So a token depends on no neighbour, and a
-step that is run again, or a sequence that is computed again after a preemption, draws the same token.
+Row by row the choice is a pure function of the row's logits, its sampling parameters and one number u in [0, 1), and
+u is a hash of (seed, number of the draw): no generator with a state exists. So a token depends on no neighbour, and
+a step that is run again, or a sequence that is computed again after a preemption, draws the same token.
 
     greedy (temperature < 1e-5)     the largest logit
     without top_k and top_p         smallest token whose cumulated probability, in token order, exceeds u
@@ -92,8 +92,8 @@ class Sampler:
     ) -> bool:
         """Forbid what masks and `min_tokens` forbid; False when nothing does."""
         early = np.flatnonzero(numbers < self._min_tokens[lanes])
-        for line in early:
-            logits[int(line), list(self._ends[lanes[line]])] = float("-inf")
+        for line in early.tolist():
+            logits[line, list(self._ends[lanes[line]])] = float("-inf")
         masked = [(line, plan.token_masks[row]) for line, row in enumerate(rows) if row in plan.token_masks]
         for line, mask in masked:
             allowed = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=self._vocab_size, bitorder="little")

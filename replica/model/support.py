@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ def require_supported_config(config: PretrainedConfig) -> None:
         raise ModelUnsupported(f"{name} is an encoder-decoder model; only decoder-only models can be served")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelUnsupported(f"{name} is no text generation model that transformers itself implements")
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model_class = found[0] if isinstance(found, tuple | list) else found
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class: type[PreTrainedModel] = found[0] if isinstance(found, tuple | list) else found
     reason = _static_reason(model_class, config.get_text_config())
     if reason:
         raise ModelUnsupported(f"{name} can't be served: {reason}; choose a model with standard attention layers")
@@ -68,8 +69,8 @@ def _static_reason(model_class: type[PreTrainedModel], text: PretrainedConfig) -
 def pin_rope(model: PreTrainedModel, max_model_len: int) -> None:
     """Fix the frequencies of length-dependent RoPE at those for `max_model_len`.
 
-    `dynamic` and `longrope` choose them by the longest position in the forward, so that one long request would change the
-    others in its step. Must run before the first step and after the weights are on their device.
+    `dynamic` and `longrope` choose them by the longest position in the forward, so that one long request would change
+    the others in its step. Must run before the first step and after the weights are on their device.
     """
     reference = next(model.parameters())
     hidden = torch.zeros(1, 1, 1, dtype=reference.dtype, device=reference.device)

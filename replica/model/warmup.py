@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -43,7 +44,7 @@ def check_through_pool(runner: WarmRunner, model: PreTrainedModel) -> None:
     table = list(range(-(-length // shape.block_size)))
     cuts = sorted({0, length // 2, length - 1, length})
     parts = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         plan = _plan([table], [start], [end - start], tokens[start:end].tolist())
         plan.samples[0] = False
         plan.num_logits[0] = end - start

@@ -56,7 +56,7 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> 
     except (ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
         raise ModelUnsupported(f"transformers can't load {card.name}: {_first_line(error)}") from error
     model.requires_grad_(False)
-    loaded: PreTrainedModel = model.eval()
+    loaded: PreTrainedModel = model.eval()  # type: ignore[no-untyped-call]
     return loaded
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from replica.model.attention.interface import AttentionCall, AttentionStep, masked_softmax_attention
-from replica.model.inputs import StepLayout
+from replica.model.inputs import IntArray, StepLayout
 from replica.model.kv_cache import KVCache
 
 
@@ -117,7 +117,7 @@ class _GatherStep:
             self._views[window] = decodes, [self._chunk(int(row), window) for row in np.flatnonzero(~single)]
         return self._views[window]
 
-    def _decode_groups(self, rows: np.ndarray, window: int | None) -> list[_DecodeGroup]:  # type: ignore[type-arg]
+    def _decode_groups(self, rows: IntArray, window: int | None) -> list[_DecodeGroup]:
         layout, size = self._layout, self._layout.block_size
         contexts = layout.context_lens[rows]
         lowest = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)

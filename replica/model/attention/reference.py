@@ -1,4 +1,4 @@
-"""Attention by the book: one sequence after the other, K and V read back slot by slot. The oracle for other backends."""
+"""Attention by the book: one sequence after the other, over its own blocks. The oracle for other backends."""
 
 from __future__ import annotations
 
