@@ -1,0 +1,282 @@
+"""The engine: continuous batching as a loop of plan -> execute -> commit -> emit.
+
+Each step: expire what waited too long; let the scheduler plan; run the plan on the model; commit what came out; hand
+all news over as one `EngineUpdate`. Requests come and go only between two steps. A step that fails is settled inside
+the step (`engine_recovery.py`: rows that fail alone end in an error, the rest is committed). A step that doesn't fit
+in device memory is rolled back, the newest sequence gives its blocks back, and the token limit is halved for a while.
+Only when the model can't run even one harmless token does `step` raise `EngineDead`.
+
+One thread, no I/O, no clock and no random source of its own. Every sequence ends in `_ended`, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replica.config import EngineConfig
+from replica.engine_api import Budgets, EngineCommands, EngineUpdate
+from replica.engine_news import News
+from replica.engine_rates import MemoryBrake, TokenRate
+from replica.engine_recovery import run_step
+from replica.errors import (
+    BrimfulError,
+    EngineDead,
+    ErrorInfo,
+    InvalidRequest,
+    QueueTimeout,
+    StepFailed,
+)
+from replica.model.api import ModelRunner, OutOfDeviceMemory
+from replica.request import FinishReason, GenerationRequest, LoadReport
+from replica.request_check import check_request
+from replica.scheduler.plan import PENDING_TOKEN, StepOutcome, StepPlan, StepResult
+from replica.scheduler.scheduler import Scheduler
+
+_FAILURE_TEXT = "the model failed on this request"
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What the engine remembers of a live sequence; the rest is the scheduler's."""
+
+    request_id: str
+    index: int
+    has_first_token: bool = False
+
+
+class Engine:
+    """One replica's engine. `random_seed` gives the seed of requests that name none; `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        *,
+        clock: Callable[[], float],
+        random_seed: Callable[[], int],
+        replica_id: str,
+        epoch: str,
+    ) -> None:
+        self._config = config
+        self._limits = config.scheduler
+        self._runner = runner
+        self._clock = clock
+        self._random_seed = random_seed
+        self._replica_id = replica_id
+        self._epoch = epoch
+        self._scheduler = Scheduler(config.scheduler, runner.shape, check_invariants=config.check_invariants)
+        self._sequences: dict[int, _Sequence] = {}
+        self._requests: dict[str, dict[int, int]] = {}  # request id -> index -> live sequence id
+        self._next_seq_id = 0
+        self._news = News()
+        self._num_reports = 0
+        self._idle_since_s: float | None = clock()
+        self._prefill_rate = TokenRate()
+        self._decode_rate = TokenRate()
+        self._brake = MemoryBrake()
+
+    # ---- orders, between two steps ----
+
+    def apply(self, commands: EngineCommands) -> None:
+        """Takes one batch of orders; what they cause is in the next update. Never raises for a request's content."""
+        for request, arrived_at_s in commands.add:
+            self.submit(request, arrived_at_s)
+        for order in commands.end:
+            self.end(order.request_id, order.sequence_index, order.reason)
+        if commands.budgets is not None:
+            self.set_budgets(commands.budgets)
+
+    def submit(self, request: GenerationRequest, arrived_at_s: float) -> None:
+        """Takes all n sequences of a request or none: then it ends as REJECTED, with the reason."""
+        try:
+            self._admit(request, arrived_at_s)
+        except BrimfulError as error:
+            self._news.add(request.request_id, 0, finish_reason=FinishReason.REJECTED, error=error.info())
+        else:
+            self._news.accepted.append(request.request_id)
+
+    def end(self, request_id: str, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends one or all sequences of a request. Idempotent in every state; blocks are free when it returns."""
+        live = self._requests.get(request_id, {})
+        for seq_id in [seq_id for at, seq_id in live.items() if index is None or at == index]:
+            self._scheduler.abort(seq_id, self._clock())
+            self._ended(seq_id, reason)
+
+    def set_budgets(self, budgets: Budgets) -> None:
+        """Raises `SettingError`, and then nothing has changed."""
+        self._limits = budgets.checked(self._config.scheduler, self._limits)
+        self._apply_limits()
+
+    # ---- the loop ----
+
+    @property
+    def has_work(self) -> bool:
+        """Some sequence isn't finished, or news wait to be handed over."""
+        return bool(self._sequences) or self._news.waiting
+
+    def step(self) -> EngineUpdate:
+        """One turn of the loop. Raises `EngineDead`; `fail_all` then ends what is left."""
+        started_s = self._clock()
+        for seq_id in self._scheduler.expire(started_s):
+            timeout = QueueTimeout(f"waited longer than {self._limits.queue_timeout_s:g} s for a place")
+            self._ended(seq_id, FinishReason.TIMEOUT, error=timeout.info())
+        plan = self._scheduler.plan(started_s)
+        if plan is None:
+            return self._update(None, started_s)
+        try:
+            result = run_step(self._runner, plan)
+        except OutOfDeviceMemory:
+            self._give_way(plan)
+            return self._update(None, started_s)
+        self._emit(self._scheduler.commit(plan, result, self._clock()))
+        if self._brake.fitted(self._limits.max_num_batched_tokens):
+            self._apply_limits()
+        return self._update(plan, started_s)
+
+    def idle_update(self) -> EngineUpdate:
+        """A sign of life with a fresh load report, for an engine that has nothing to do."""
+        return self._update(None, self._clock())
+
+    def fail_all(self, error: EngineDead) -> EngineUpdate:
+        """Ends every sequence with `error`: the last update of an engine that gives up."""
+        for seq_id in list(self._sequences):
+            self._ended(seq_id, FinishReason.ERROR, error=error.info())
+        return self._update(None, self._clock())
+
+    # ---- parts of it ----
+
+    def _admit(self, request: GenerationRequest, arrived_at_s: float) -> None:
+        check_request(request, self._runner.shape)
+        if request.request_id in self._requests:
+            raise InvalidRequest("a request with this id is being served already", param="request_id")
+        seed = self._random_seed() if request.sampling.seed is None else request.sampling.seed
+        taken: dict[int, int] = {}
+        try:
+            for index in range(request.n):
+                seq_id = self._next_seq_id
+                self._next_seq_id += 1
+                self._scheduler.add(seq_id, request, index, sequence_seed(seed, index), arrived_at_s)
+                taken[index] = seq_id
+        except BrimfulError:
+            for seq_id in taken.values():
+                self._scheduler.abort(seq_id)
+                self._scheduler.forget(seq_id)
+            raise
+        self._requests[request.request_id] = taken
+        for index, seq_id in taken.items():
+            self._sequences[seq_id] = _Sequence(request.request_id, index)
+
+    def _give_way(self, plan: StepPlan) -> None:
+        """A step didn't fit in device memory: plan less next time. What doesn't fit alone at the floor ends."""
+        if len(plan) == 1 and plan.num_tokens[0] <= MemoryBrake.FLOOR:
+            result = StepResult(plan.step, [PENDING_TOKEN], {0: StepFailed.code})
+            self._emit(self._scheduler.commit(plan, result, self._clock()))
+            return
+        self._scheduler.rollback(plan)
+        self._scheduler.preempt_newest()
+        self._brake.failed(sum(plan.num_tokens))
+        self._apply_limits()
+
+    def _apply_limits(self) -> None:
+        limits = self._limits
+        tokens = limits.max_num_batched_tokens
+        if self._brake.limit is not None:
+            tokens = min(tokens, self._brake.limit)
+        self._scheduler.set_budgets(
+            max_num_seqs=min(limits.max_num_seqs, tokens - 1),
+            max_num_batched_tokens=tokens,
+            watermark=limits.watermark,
+        )
+
+    def _emit(self, outcome: StepOutcome) -> None:
+        """Turns a commit's columns into news."""
+        columns = zip(
+            outcome.seq_ids,
+            outcome.token_ids,
+            outcome.finish_reasons,
+            outcome.stop_reasons,
+            outcome.error_codes,
+            strict=True,
+        )
+        for seq_id, token_id, finish_reason, stop_reason, error_code in columns:
+            sequence = self._sequences[seq_id]
+            if finish_reason is not None:
+                error = None if error_code is None else ErrorInfo(error_code, _FAILURE_TEXT)
+                self._ended(seq_id, finish_reason, token_id, stop_reason, error)
+                continue
+            num_cached = 0
+            if not sequence.has_first_token:
+                sequence.has_first_token = True
+                num_cached = self._scheduler.timings(seq_id).num_cached_tokens
+            self._news.add(sequence.request_id, sequence.index, token_id, num_cached_tokens=num_cached)
+
+    def _ended(
+        self,
+        seq_id: int,
+        reason: FinishReason,
+        token_id: int = PENDING_TOKEN,
+        stop_reason: int | None = None,
+        error: ErrorInfo | None = None,
+    ) -> None:
+        """The one end of every sequence: forgotten everywhere, its last row among the news. Its blocks are free."""
+        sequence = self._sequences.pop(seq_id)
+        live = self._requests[sequence.request_id]
+        del live[sequence.index]
+        if not live:
+            del self._requests[sequence.request_id]
+        timings = self._scheduler.timings(seq_id)
+        self._scheduler.forget(seq_id)
+        self._news.add(
+            sequence.request_id,
+            sequence.index,
+            token_id,
+            reason,
+            stop_reason,
+            error,
+            timings.num_cached_tokens,
+            timings,
+        )
+
+    def _update(self, plan: StepPlan | None, started_s: float) -> EngineUpdate:
+        """Hands all news over, with what the step cost and how loaded the replica is now."""
+        now_s = self._clock()
+        idle_s = 0.0 if self._idle_since_s is None else max(0.0, started_s - self._idle_since_s)
+        self._idle_since_s = None if self._sequences else now_s if plan is not None else started_s
+        step_s = now_s - started_s
+        stats = self._scheduler.stats(plan, now_s, step_s=step_s, idle_s=idle_s)
+        self._prefill_rate.add(stats.num_prefill_tokens + stats.num_recomputed_tokens, step_s)
+        self._decode_rate.add(stats.num_decode_tokens, step_s)
+        news, self._news = self._news, News()
+        return news.as_update(now_s, stats, self._report(now_s))
+
+    def _report(self, now_s: float) -> LoadReport:
+        self._num_reports += 1
+        load, limits = self._scheduler.load(), self._scheduler.config
+        return LoadReport(
+            replica_id=self._replica_id,
+            epoch=self._epoch,
+            number=self._num_reports,
+            made_at_s=now_s,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_waiting_tokens=load.num_waiting_tokens,
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_blocks_total=load.num_blocks_total,
+            num_blocks_free=load.num_blocks_free,
+            num_blocks_cached=load.num_blocks_cached,
+            block_size=self._runner.shape.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            prefill_tokens_per_s=self._prefill_rate.per_s,
+            decode_tokens_per_s=self._decode_rate.per_s,
+            block_hashes_added=load.block_hashes_added,
+            block_hashes_evicted=load.block_hashes_evicted,
+        )
+
+
+def sequence_seed(request_seed: int, index: int) -> int:
+    """The sampler's seed of one of a request's sequences: 63 bits, the same in every process."""
+    digest = hashlib.blake2b(f"{request_seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,149 @@
+"""One request's answers on their way from the engine to the consumer: ids become text, news wait until they are taken.
+
+    engine update -> Answer.push (detokenize, stop strings) -> pending news -> Stream.take -> one StreamMessage
+
+The engine never waits for a consumer. What a slow one leaves here is coalesced into ever larger events, and bounded:
+past its backlog limit the stream is given up by its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from replica.errors import ErrorInfo
+from replica.request import FinishReason, GenerationRequest, TokenEvent
+from replica.scheduler.plan import PENDING_TOKEN
+from replica.text.detokenizer import Detokenizer
+from replica.text.stop_strings import StopStrings
+from replica.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """One of the request's n sequences: its text so far and the news that nobody has taken yet.
+
+    `num_output_tokens` includes those made elsewhere (`prior_output_ids`), `num_new_tokens` doesn't. The text of a
+    stop token isn't shown (an EOS is when special tokens are asked for), its id is.
+    """
+
+    def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.index = index
+        self.num_output_tokens = 0
+        self.num_new_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.last_token_at_s: float | None = None
+        self._sampling = sampling
+        self._detokenizer = Detokenizer(tokenizer, request.prompt_ids, (), sampling.skip_special_tokens)
+        self._stops = StopStrings(sampling.stop)
+        self._stop_reason: str | int | None = None
+        self._error: ErrorInfo | None = None
+        self._token_ids: list[int] = []
+        self._text = ""
+        self.has_news = False
+        # Replayed as the first replica made it, so that a half-matched stop string is held back here too.
+        for token_id in request.prior_output_ids:
+            self.num_output_tokens += 1
+            self._advance(token_id)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens that nobody has taken yet."""
+        return len(self._token_ids)
+
+    def push(
+        self,
+        token_id: int,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | None = None,
+        error: ErrorInfo | None = None,
+    ) -> FinishReason | None:
+        """News of the engine; returns how the answer ended, if it did. A stop string that the token completes ends it
+        whatever the engine says. After the end nothing changes."""
+        if self.finish_reason is not None:
+            return self.finish_reason
+        self.has_news = True
+        if token_id != PENDING_TOKEN:
+            self.num_output_tokens += 1
+            self.num_new_tokens += 1
+            self._token_ids.append(token_id)
+            shows_stop = stop_reason is None and not self._sampling.skip_special_tokens
+            if finish_reason is not FinishReason.STOP or shows_stop:
+                self._text += self._advance(token_id)
+        if self._stops.matched is None and finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._text += self._flush()
+        if self._stops.matched is not None:
+            finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
+        else:
+            self._stop_reason = stop_reason
+        self.finish_reason = finish_reason
+        self._error = error
+        return finish_reason
+
+    def take(self) -> TokenEvent:
+        """All news as one event."""
+        event = TokenEvent(
+            self.index,
+            tuple(self._token_ids),
+            self._text,
+            self.num_output_tokens,
+            self.finish_reason,
+            self._stop_reason,
+            self._error,
+        )
+        self._token_ids, self._text, self.has_news = [], "", False
+        return event
+
+    def _advance(self, token_id: int) -> str:
+        text = self._detokenizer.feed((token_id,))
+        return self._watch(text)
+
+    def _flush(self) -> str:
+        return self._watch(self._detokenizer.flush()) + self._stops.flush()
+
+    def _watch(self, text: str) -> str:
+        """Stop strings count from the token after the `min_tokens`-th on."""
+        if self.num_output_tokens <= self._sampling.min_tokens:
+            return text
+        return self._stops.feed(text)[0]
+
+
+class Stream:
+    """One open request. `engine_id` names it towards the engine: unlike the client's id it is never used again.
+
+    `accepted` is set when the engine has taken it. `lease_age_s` is how long its lease wasn't renewed.
+    """
+
+    def __init__(self, request: GenerationRequest, engine_id: str, tokenizer: Tokenizer, now_s: float) -> None:
+        self.request = request
+        self.engine_id = engine_id
+        self.arrived_at_s = now_s
+        self.lease_age_s = 0.0
+        self.accepted = False
+        self.num_cached_tokens = 0
+        self.has_first_token = False
+        self.answers = [Answer(index, request, tokenizer) for index in range(request.n)]
+        self._wake = asyncio.Event()
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finish_reason is not None for answer in self.answers)
+
+    @property
+    def backlog(self) -> int:
+        return sum(answer.backlog for answer in self.answers)
+
+    @property
+    def has_news(self) -> bool:
+        return any(answer.has_news for answer in self.answers)
+
+    def wake(self) -> None:
+        """There is something for the consumer: acceptance or news."""
+        self._wake.set()
+
+    async def wait(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    def take(self) -> tuple[TokenEvent, ...]:
+        """All news since the last call."""
+        return tuple(answer.take() for answer in self.answers if answer.has_news)

@@ -1,0 +1,400 @@
+"""The asyncio side over an in-thread engine: messages, text, stops, aborts, leases, bounds and books."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from replica.engine import sequence_seed
+from replica.errors import EngineDead, SettingError
+from replica.model.fake import FakeModel
+from replica.request import FinishReason, GenerationRequest, StreamMessage
+from replica.service import ReplicaService
+from tests.fake_replica import (
+    EOS_ID,
+    Answered,
+    FakeFactory,
+    answer,
+    fake_shape,
+    request_of,
+    running,
+    small_config,
+    text_of,
+)
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> FakeFactory:
+    return FakeFactory(tmp_path)
+
+
+def oracle(request: GenerationRequest, index: int = 0) -> list[int]:
+    return FakeModel(fake_shape()).alone(request, sequence_seed(request.sampling.seed or 0, index))[0]
+
+
+def sample(service: ReplicaService, name: str, **labels: str) -> float:
+    value = service.metrics.registry.get_sample_value(
+        f"brimful_{name}", {"model_name": "fake", "replica": "replica-1", **labels}
+    )
+    assert value is not None, name
+    return value
+
+
+def assert_quiet(service: ReplicaService) -> None:
+    load = service.load()
+    assert (load.num_running, load.num_waiting, load.kv_usage_ratio) == (0, 0, 0.0)
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "oldest_waiting_seconds"):
+        assert sample(service, gauge) == 0.0
+
+
+def _num_ends(answered: Answered, request: GenerationRequest) -> int:
+    return 1 if answered.events[0].finish_reason is FinishReason.REJECTED else request.n
+
+
+async def settled(service: ReplicaService) -> None:
+    """Waits until the engine has nothing left to do."""
+    async with asyncio.timeout(10):
+        while service.load().num_running or service.load().num_waiting:
+            await asyncio.sleep(0)
+
+
+async def test_a_stream_begins_with_acceptance_and_ends_with_one_finish_reason(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        messages = [message async for message in service.generate(request_of("r", max_tokens=6))]
+        assert messages[0].events == ()
+        assert [event.finish_reason for message in messages for event in message.events if event.finish_reason] == [
+            FinishReason.LENGTH
+        ]
+        assert messages[-1].events[-1].finish_reason is FinishReason.LENGTH
+        assert {message.replica_id for message in messages} == {"replica-1"}
+        assert all(message.load is not None for message in messages)
+
+
+async def test_text_and_ids_of_all_events_add_up_to_the_answer(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=20)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request)
+    assert answered.token_ids() == oracle(request)
+    assert answered.text() == text_of(oracle(request))
+    assert answered.end().num_output_tokens == 20
+
+
+async def test_the_first_token_is_sent_at_once_and_later_ones_coalesce_while_the_reader_is_busy(
+    factory: FakeFactory,
+) -> None:
+    async with (
+        running(small_config(), factory) as service,
+        aclosing(service.generate(request_of("r", max_tokens=30))) as stream,
+    ):
+        await anext(stream)
+        first = await anext(stream)
+        assert [len(event.token_ids) for event in first.events] == [1]
+        await settled(service)
+        rest = await anext(stream)
+        assert [len(event.token_ids) for event in rest.events] == [29]
+        assert rest.events[0].finish_reason is FinishReason.LENGTH
+        assert [message async for message in stream] == []
+
+
+async def test_an_eos_ends_the_answer_and_stays_out_of_the_text(tmp_path: Path) -> None:
+    factory = FakeFactory(tmp_path, faults={"eos_ratio": 0.2})
+    request = request_of("r", max_tokens=100, ignore_eos=False)
+    tokens, reason = FakeModel(fake_shape(), eos_ratio=0.2).alone(request, 0)
+    assert (tokens[-1], reason) == (EOS_ID, FinishReason.STOP)
+    async with running(small_config(), factory) as service:
+        hidden = await answer(service, request)
+        shown = await answer(service, request_of("r", max_tokens=100, ignore_eos=False, skip_special_tokens=False))
+    assert (hidden.text(), hidden.token_ids()) == (text_of(tokens), tokens)
+    assert shown.text() == text_of(tokens) + "<eos>"
+    assert (hidden.end().finish_reason, hidden.end().stop_reason) == (FinishReason.STOP, None)
+
+
+async def test_a_stop_token_id_is_named_and_its_text_is_not_shown(factory: FakeFactory) -> None:
+    tokens = oracle(request_of("r", max_tokens=20))
+    stop = tokens[7]
+    cut = tokens.index(stop)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, stop_token_ids=(stop,)))
+    assert answered.text() == text_of(tokens[:cut])
+    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, cut + 1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+@pytest.mark.parametrize("position", [0, 3, 11])
+async def test_a_stop_string_cuts_the_text_before_it_and_counts_the_tokens_made(
+    factory: FakeFactory, position: int, length: int
+) -> None:
+    tokens = oracle(request_of("r", max_tokens=20))
+    whole = text_of(tokens)
+    stop = whole[position : position + length]
+    cut = whole.index(stop)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, stop=(stop,)))
+        await settled(service)
+        assert_quiet(service)
+        assert sample(service, "generation_tokens_total") == cut + length
+        assert sample(service, "request_success_total", finished_reason="stop") == 1
+        assert sample(service, "request_success_total", finished_reason="abort") == 0
+    assert answered.text() == whole[:cut]
+    end = answered.end()
+    assert (end.finish_reason, end.stop_reason, end.num_output_tokens) == (FinishReason.STOP, stop, cut + length)
+    assert answered.token_ids() == tokens[: cut + length]
+
+
+async def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=8)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-2:],)))
+    assert answered.end().finish_reason is FinishReason.STOP
+
+
+async def test_text_held_back_for_a_stop_string_is_sent_at_the_end(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=8)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-3:] + "\n",)))
+    assert (answered.text(), answered.end().finish_reason) == (whole, FinishReason.LENGTH)
+
+
+async def test_a_stop_string_within_the_minimum_of_tokens_does_not_stop(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=12)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=12, min_tokens=6, stop=(whole[2:4],)))
+    assert answered.text().startswith(whole[:6])
+
+
+async def test_one_answer_of_several_stops_while_the_other_goes_on(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5)
+    texts = [text_of(oracle(request, index)) for index in range(2)]
+    stop = texts[0][3:5]
+    assert stop not in texts[1]
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5, stop=(stop,)))
+    assert answered.text(0) == texts[0][: texts[0].index(stop)]
+    assert answered.text(1) == texts[1]
+    assert answered.end(1).finish_reason is FinishReason.LENGTH
+
+
+async def test_a_continued_stream_sends_nothing_again_and_counts_on(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=12)
+    tokens = oracle(request)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=12, prior_output_ids=tuple(tokens[:5])))
+        assert sample(service, "generation_tokens_total") == 7
+    assert answered.token_ids() == tokens[5:]
+    assert answered.text() == text_of(tokens[5:])
+    assert answered.end().num_output_tokens == 12
+
+
+async def test_a_stop_string_that_began_on_another_replica_is_found(factory: FakeFactory) -> None:
+    tokens = oracle(request_of("r", max_tokens=12))
+    whole = text_of(tokens)
+    stop = whole[3:7]
+    async with running(small_config(), factory) as service:
+        answered = await answer(
+            service, request_of("r", max_tokens=12, stop=(stop,), prior_output_ids=tuple(tokens[:5]))
+        )
+    assert answered.text() == ""
+    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, 7)
+
+
+async def test_a_refusal_is_the_only_message_and_carries_the_reason(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", num_prompt=500))
+        assert answered.num_messages == 1
+        error = answered.end().error
+        assert error is not None
+        assert error.code == "context_length_exceeded"
+        assert answered.end().finish_reason is FinishReason.REJECTED
+        assert sample(service, "request_success_total", finished_reason="rejected") == 1
+
+
+async def test_the_queue_s_bound_holds_and_is_a_refusal(factory: FakeFactory) -> None:
+    config = small_config(max_num_queued_seqs=2)
+    async with running(config, factory) as service:
+        answers = await asyncio.gather(*(answer(service, request_of(f"r{i}", max_tokens=40)) for i in range(10)))
+    reasons = [answered.end().finish_reason for answered in answers]
+    assert reasons.count(FinishReason.REJECTED) >= 4
+    assert set(reasons) == {FinishReason.REJECTED, FinishReason.LENGTH}
+    codes = {answered.end().error.code for answered in answers if answered.end().error}  # type: ignore[union-attr]
+    assert codes == {"queue_full"}
+
+
+async def test_closing_the_stream_frees_everything_and_updates_the_gauges(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        stream = service.generate(request_of("r", num_prompt=40, max_tokens=80))
+        await anext(stream)
+        assert service.load().num_running == 1
+        await stream.aclose()
+        await settled(service)
+        assert_quiet(service)
+        assert sample(service, "request_success_total", finished_reason="abort") == 1
+
+
+async def test_abort_ends_the_stream_and_is_idempotent(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        stream = service.generate(request_of("r", max_tokens=80))
+        await anext(stream)
+        for _ in range(2):
+            service.abort("r")
+        last = [event async for message in stream for event in message.events][-1]
+        assert last.finish_reason is FinishReason.ABORT
+        service.abort("r")
+        service.abort("never seen")
+        await settled(service)
+        assert_quiet(service)
+        assert sample(service, "request_success_total", finished_reason="abort") == 1
+
+
+async def test_an_abort_that_overtakes_its_request_still_ends_it(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        service.abort("late")
+        answered = await answer(service, request_of("late", max_tokens=80))
+        assert answered.end().finish_reason is FinishReason.ABORT
+        again = await answer(service, request_of("late", max_tokens=3))
+        assert again.end().finish_reason is FinishReason.LENGTH
+
+
+async def test_an_abort_after_the_end_leaves_a_later_request_of_the_same_id_alone(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        await answer(service, request_of("r", max_tokens=3))
+        service.abort("r")
+        again = await answer(service, request_of("r", max_tokens=3))
+        assert again.end().finish_reason is FinishReason.LENGTH
+
+
+async def test_an_id_that_is_open_is_refused_and_the_open_stream_goes_on(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        first = asyncio.ensure_future(answer(service, request_of("r", max_tokens=20)))
+        await asyncio.sleep(0)
+        second = await answer(service, request_of("r", max_tokens=20))
+        assert second.end().finish_reason is FinishReason.REJECTED
+        assert len((await first).token_ids()) == 20
+
+
+async def test_a_lease_that_is_not_renewed_ends_its_stream_only(factory: FakeFactory) -> None:
+    async with running(small_config(lease_timeout_s=1.0), factory) as service:
+        streams = {name: service.generate(request_of(name, max_tokens=100, lease=name)) for name in ("kept", "lost")}
+        for stream in streams.values():
+            await anext(stream)
+        streams_of = service._streams
+        for _ in range(3):
+            streams_of.age_leases(0.4, 1.0)
+            service.renew("kept", ["kept", "unknown"])
+            service.renew("stranger", ["lost"])
+        lost = [event async for message in streams["lost"] for event in message.events]
+        kept = [event async for message in streams["kept"] for event in message.events]
+        assert lost[-1].finish_reason is FinishReason.ABORT
+        assert kept[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_reader_too_far_behind_is_given_up_and_the_others_go_on(factory: FakeFactory) -> None:
+    async with running(small_config(max_backlog_tokens=10), factory) as service:
+        slow = service.generate(request_of("slow", max_tokens=100))
+        await anext(slow)
+        other = await answer(service, request_of("other", max_tokens=60, first=9))
+        assert other.end().finish_reason is FinishReason.LENGTH
+        rest = [event async for message in slow for event in message.events]
+        assert sum(len(event.token_ids) for event in rest) == 11
+        assert rest[-1].finish_reason is FinishReason.ABORT
+        assert rest[-1].error is not None
+        await settled(service)
+        assert_quiet(service)
+
+
+async def test_a_larger_backlog_lets_the_same_reader_live(factory: FakeFactory) -> None:
+    async with running(small_config(max_backlog_tokens=200), factory) as service:
+        slow = service.generate(request_of("slow", max_tokens=100))
+        await anext(slow)
+        await settled(service)
+        rest = [event async for message in slow for event in message.events]
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_draining_refuses_the_new_finishes_the_old_and_shows_in_reports(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        old = asyncio.ensure_future(answer(service, request_of("old", max_tokens=30)))
+        await asyncio.sleep(0)
+        drained = asyncio.ensure_future(service.drain(10.0))
+        await asyncio.sleep(0)
+        new = await answer(service, request_of("new"))
+        error = new.end().error
+        assert error is not None
+        assert (error.code, service.load().draining) == ("unavailable", True)
+        assert await drained
+        assert (await old).end().finish_reason is FinishReason.LENGTH
+        service.check()
+
+
+async def test_what_a_drain_cannot_finish_ends_in_an_error(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        old = asyncio.ensure_future(answer(service, request_of("old", max_tokens=100)))
+        await asyncio.sleep(0)
+        assert not await service.drain(0.0)
+        end = (await old).end()
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.error is not None
+        assert end.error.code == "unavailable"
+
+
+async def test_budgets_can_be_lowered_live_and_a_bad_value_changes_nothing(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        service.set_budgets(max_num_seqs=2)
+        with pytest.raises(SettingError, match="max_num_batched_tokens"):
+            service.set_budgets(max_num_batched_tokens=17)
+        await answer(service, request_of("r"))
+        assert service.load().max_num_seqs == 2
+        assert service.status()["limits"]["max_num_seqs"] == 2
+        assert sample(service, "max_num_seqs") == 2
+
+
+async def test_a_dead_engine_ends_streams_refuses_new_ones_and_fails_the_check(tmp_path: Path) -> None:
+    class Broken(FakeModel):
+        def submit(self, plan: object) -> object:  # type: ignore[override]
+            raise RuntimeError("the device is gone")
+
+    factory = FakeFactory(tmp_path)
+
+    def broken(config: object, progress: object) -> object:
+        _, card = factory(config, lambda line: None)  # type: ignore[arg-type]
+        return Broken(fake_shape()), card
+
+    async with running(small_config(), broken) as service:  # type: ignore[arg-type]
+        service.check()
+        answers = await asyncio.gather(*(answer(service, request_of(f"r{i}")) for i in range(6)))
+        errors = [answered.end().error for answered in answers]
+        assert {error.code for error in errors if error} == {"engine_dead"}
+        assert len(errors) == 6
+        with pytest.raises(EngineDead):
+            service.check()
+        late = await answer(service, request_of("late"))
+        assert late.end().finish_reason is FinishReason.REJECTED
+        assert service.status()["state"] == "dead"
+
+
+async def test_the_books_balance_over_every_kind_of_end(tmp_path: Path) -> None:
+    factory = FakeFactory(tmp_path, faults={"poison_token": 77, "eos_ratio": 0.02})
+    requests = [request_of(f"ok{i}", max_tokens=5 + i, first=i) for i in range(8)]
+    requests += [request_of("eos", max_tokens=100, ignore_eos=False), request_of("poison", prompt_ids=(77, 1))]
+    requests += [request_of("long", num_prompt=300), request_of("n", n=3, temperature=1.0, max_tokens=4, seed=1)]
+    async with running(small_config(), factory) as service:
+        answers = await asyncio.gather(*(answer(service, request) for request in requests))
+        aborted = service.generate(request_of("aborted", max_tokens=50))
+        message: StreamMessage = await anext(aborted)
+        assert message.events == ()
+        await aborted.aclose()
+        await settled(service)
+        assert_quiet(service)
+        ends = {r.value: sample(service, "request_success_total", finished_reason=r.value) for r in FinishReason}
+        assert sum(ends.values()) == sum(request.n for request in requests) + 1
+        seen = [a.end(i).finish_reason for a, r in zip(answers, requests, strict=True) for i in range(_num_ends(a, r))]
+        assert {"poison": seen[9], "long": seen[10]} == {"poison": FinishReason.ERROR, "long": FinishReason.REJECTED}
+        seen.append(FinishReason.ABORT)
+        assert ends == {reason.value: float(seen.count(reason)) for reason in FinishReason}
+        usage = sum(len(a.token_ids(i)) for a, r in zip(answers, requests, strict=True) for i in range(r.n))
+        assert sample(service, "generation_tokens_total") - usage in (0, 1, 2)
+        with_tokens = sum(1 for a, r in zip(answers, requests, strict=True) for i in range(r.n) if a.token_ids(i))
+        assert sample(service, "time_to_first_token_seconds_count") - with_tokens in (0, 1)
+        assert sample(service, "e2e_request_latency_seconds_count") == ends["stop"] + ends["length"]
