@@ -41,6 +41,8 @@ class Policy:
         total = sum(weight for _, weight in scorers)
         self._scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
         self._picker = picker
+        all_filtered = [f"all_{keep.name}" for keep in self._filters]
+        self.reasons = (*all_filtered, "only_candidate", "tie", *(scorer.name for scorer, _ in self._scorers))
 
     def decide(self, request: RouteRequest, views: list[ReplicaView], now: float) -> Decision:
         """Rank the candidates; `now` is on the clock by which reports arrived.

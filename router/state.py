@@ -59,7 +59,13 @@ class RouterState:
                 self._build(config)
 
     def attach(self, metrics: Metrics, model_name: str) -> None:
-        """Count decisions in `metrics` under `model_name`."""
+        """Count decisions in `metrics` under `model_name`.
+
+        Every reason starts at 0: a counter that appears at 1 has no rate for its first event.
+        """
+        for reason in self.policy.reasons:
+            metrics.inc("router_decisions", 0, model_name=model_name, policy=self.policy.name, reason=reason)
+        metrics.inc("router_expired_requests", 0, model_name=model_name)
         self._model_name = model_name
         self._metrics = metrics
 
@@ -104,6 +110,10 @@ class RouterState:
             self._live -= {replica_id}
         self._forget(replica_id)
 
+    def replica_ids(self) -> list[str]:
+        """The replicas that run, as far as the router knows; none before it has heard of any."""
+        return sorted(self._live or ())
+
     # The ingress's side.
 
     def received(self, request_id: str, message: StreamMessage) -> None:
@@ -133,6 +143,10 @@ class RouterState:
         self.ledger.ended(request_id, self._clock())
         if self._metrics is not None:
             self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=self._model_name)
+
+    def reports(self) -> list[LoadReport]:
+        """The newest report of every running replica that has spoken."""
+        return [seen.report for _, seen in sorted(self.views.newest().items())]
 
     def see(self, request: RouteRequest, replica_ids: Sequence[str]) -> list[ReplicaView]:
         """The views on which a decision for `request` would be made now. Changes nothing."""

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from router.inflight import InflightLedger, LedgerCounts
@@ -8,29 +10,29 @@ REPORTED = LedgerCounts(num_in_flight=1)
 
 
 @pytest.fixture
-def ledger():
+def ledger() -> InflightLedger:
     ledger = InflightLedger(expected_output_tokens=256, expire_after_s=10.0, remember_ended_s=5.0)
     ledger.sent(request("r"), "a", 0.0)
     return ledger
 
 
-def test_a_sent_request_pends_with_its_prompt_and_expected_output(ledger):
+def test_a_sent_request_pends_with_its_prompt_and_expected_output(ledger: InflightLedger) -> None:
     assert ledger.counts() == {"a": PENDING}
 
 
-def test_expected_output_is_bounded_and_counts_every_sequence():
+def test_expected_output_is_bounded_and_counts_every_sequence() -> None:
     ledger = InflightLedger(expected_output_tokens=100)
     ledger.sent(request("r", max_tokens=5000, n=3), "a", 0.0)
     assert ledger.counts()["a"].pending_output_tokens == 300
 
 
-def test_a_report_says_nothing_of_a_request_that_was_not_accepted_yet(ledger):
+def test_a_report_says_nothing_of_a_request_that_was_not_accepted_yet(ledger: InflightLedger) -> None:
     ledger.reported(report("a", number=1))
     ledger.reported(report("a", number=2))
     assert ledger.counts() == {"a": PENDING}
 
 
-def test_it_pends_until_a_report_made_after_its_acceptance(ledger):
+def test_it_pends_until_a_report_made_after_its_acceptance(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     ledger.reported(report("a", number=5))
     assert ledger.counts() == {"a": PENDING}
@@ -38,13 +40,13 @@ def test_it_pends_until_a_report_made_after_its_acceptance(ledger):
     assert ledger.counts() == {"a": REPORTED}
 
 
-def test_a_newer_report_that_came_first_settles_it_at_acceptance(ledger):
+def test_a_newer_report_that_came_first_settles_it_at_acceptance(ledger: InflightLedger) -> None:
     ledger.reported(report("a", number=7))
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     assert ledger.counts() == {"a": REPORTED}
 
 
-def test_acceptance_without_a_report_waits_for_the_next_one(ledger):
+def test_acceptance_without_a_report_waits_for_the_next_one(ledger: InflightLedger) -> None:
     ledger.reported(report("a", number=7))
     ledger.accepted("r", "a", None, 1.0)
     assert ledger.counts() == {"a": PENDING}
@@ -52,27 +54,27 @@ def test_acceptance_without_a_report_waits_for_the_next_one(ledger):
     assert ledger.counts() == {"a": REPORTED}
 
 
-def test_acceptance_before_any_report_is_settled_by_the_first(ledger):
+def test_acceptance_before_any_report_is_settled_by_the_first(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", None, 1.0)
     ledger.reported(report("a", number=0))
     assert ledger.counts() == {"a": REPORTED}
 
 
-def test_another_epoch_lost_what_the_old_one_had_accepted(ledger):
+def test_another_epoch_lost_what_the_old_one_had_accepted(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     ledger.sent(request("new"), "a", 1.0)
     ledger.reported(report("a", epoch="life-2", number=0))
     assert ledger.counts() == {"a": LedgerCounts(2, 1, 160, 160)}
 
 
-def test_later_messages_are_no_second_acceptance(ledger):
+def test_later_messages_are_no_second_acceptance(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     ledger.accepted("r", "a", report("a", number=9), 2.0)
     ledger.reported(report("a", number=6))
     assert ledger.counts() == {"a": REPORTED}
 
 
-def test_a_request_sent_again_is_open_at_one_replica_only(ledger):
+def test_a_request_sent_again_is_open_at_one_replica_only(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     ledger.sent(request("r"), "b", 2.0)
     assert ledger.counts() == {"b": PENDING}
@@ -80,7 +82,9 @@ def test_a_request_sent_again_is_open_at_one_replica_only(ledger):
 
 
 @pytest.mark.parametrize("move", [lambda led: led.routed("r", "b"), lambda led: led.accepted("r", "b", None, 1.0)])
-def test_it_follows_the_request_to_the_replica_that_really_got_it(ledger, move):
+def test_it_follows_the_request_to_the_replica_that_really_got_it(
+    ledger: InflightLedger, move: Callable[[InflightLedger], object]
+) -> None:
     move(ledger)
     assert ledger.counts() == {"b": PENDING}
 
@@ -96,7 +100,9 @@ def test_it_follows_the_request_to_the_replica_that_really_got_it(ledger, move):
     ids=["ended", "released", "replica gone", "expired"],
 )
 @pytest.mark.parametrize("stage", ["sent", "accepted", "reported"])
-def test_every_way_out_empties_the_ledger(ledger, leave, stage):
+def test_every_way_out_empties_the_ledger(
+    ledger: InflightLedger, leave: Callable[[InflightLedger], object], stage: str
+) -> None:
     if stage != "sent":
         ledger.accepted("r", "a", report("a", number=1), 0.0)
     if stage == "reported":
@@ -107,7 +113,7 @@ def test_every_way_out_empties_the_ledger(ledger, leave, stage):
     assert ledger.counts() == {}
 
 
-def test_a_decision_that_was_under_way_when_the_request_ended_opens_nothing(ledger):
+def test_a_decision_that_was_under_way_when_the_request_ended_opens_nothing(ledger: InflightLedger) -> None:
     ledger.ended("late", 1.0)
     ledger.sent(request("late"), "a", 2.0)
     assert ledger.counts() == {"a": PENDING}
@@ -115,13 +121,13 @@ def test_a_decision_that_was_under_way_when_the_request_ended_opens_nothing(ledg
     assert ledger.counts()["a"].num_in_flight == 2
 
 
-def test_the_end_of_an_earlier_call_elsewhere_leaves_the_retry_open(ledger):
+def test_the_end_of_an_earlier_call_elsewhere_leaves_the_retry_open(ledger: InflightLedger) -> None:
     ledger.sent(request("r"), "b", 1.0)
     ledger.released("r", "a")
     assert ledger.counts() == {"b": PENDING}
 
 
-def test_messages_keep_a_long_stream_from_expiring(ledger):
+def test_messages_keep_a_long_stream_from_expiring(ledger: InflightLedger) -> None:
     ledger.accepted("r", "a", report("a"), 9.0)
     assert ledger.expire(15.0) == 0
     ledger.accepted("r", "a", report("a", number=2), 18.0)
@@ -129,7 +135,7 @@ def test_messages_keep_a_long_stream_from_expiring(ledger):
     assert ledger.expire(28.1) == 1
 
 
-def test_strangers_are_ignored(ledger):
+def test_strangers_are_ignored(ledger: InflightLedger) -> None:
     ledger.accepted("?", "a", None, 1.0)
     ledger.routed("?", "b")
     ledger.released("?", "a")

@@ -1,6 +1,7 @@
 import pytest
 
 from router.scorers.kv_headroom import KvHeadroom
+from router.types import ReplicaView
 from tests.unit.router.loads import request, view
 
 # The request needs 10 blocks of prompt and 10 of output; a replica has 100 blocks.
@@ -21,16 +22,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("candidate", "score"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_score_is_the_room_left_for_the_whole_request(candidate, score):
+def test_score_is_the_room_left_for_the_whole_request(candidate: ReplicaView, score: float) -> None:
     assert KvHeadroom(expected_output_tokens=256)(request(), [candidate]) == [pytest.approx(score)]
 
 
-def test_a_large_max_tokens_counts_as_the_expected_output_for_every_sequence():
+def test_a_large_max_tokens_counts_as_the_expected_output_for_every_sequence() -> None:
     wanted = request(max_tokens=100_000, n=2)  # 10 blocks + 2 * 10 blocks
     assert KvHeadroom(expected_output_tokens=160)(wanted, [view(num_blocks_free=30)]) == [0.5]
 
 
-def test_a_stale_replica_scores_half_of_the_worst_fresh_one():
+def test_a_stale_replica_scores_half_of_the_worst_fresh_one() -> None:
     scorer = KvHeadroom(expected_output_tokens=256)
     views = [view("a", is_stale=True), view("b", num_blocks_free=60), view("c", silent=True)]
     assert scorer(request(), views) == [pytest.approx(0.35), pytest.approx(0.7), pytest.approx(0.35)]

@@ -1,5 +1,6 @@
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -7,16 +8,19 @@ from replica.errors import SettingError, Unavailable
 from router.config import RouterConfig
 from router.picker import BestWithRandomTies
 from router.policy import Policy, build_policy
+from router.types import Decision, ReplicaView, RouteRequest
 from tests.unit.router.loads import request, view
 
 CHAIN = tuple(bytes([i]) for i in range(4))
 
 
-def decide(views, *, seed=0, now=2.0, config=None, **changes):
+def decide(
+    views: list[ReplicaView], *, seed: int = 0, now: float = 2.0, config: RouterConfig | None = None, **changes: Any
+) -> Decision:
     return build_policy(config or RouterConfig(), random.Random(seed)).decide(request(**changes), views, now)
 
 
-def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order():
+def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order() -> None:
     decision = decide([view("a", num_running=20), view("b"), view("c", num_running=40)])
     assert [replica_id for replica_id, _ in decision.ranking] == ["b", "a", "c"]
     assert decision.replica_id == "b"
@@ -24,7 +28,7 @@ def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order():
     assert decision.report_age_s == 2.0
 
 
-def test_totals_are_the_weighted_mean_of_the_scores():
+def test_totals_are_the_weighted_mean_of_the_scores() -> None:
     config = RouterConfig(weights={"kv_headroom": 1.0, "queue_depth": 3.0, "prefix_affinity": 0.0})
     decision = decide([view("a"), view("b", num_running=8)], config=config)
     assert decision.parts == {"kv_headroom": pytest.approx(0.9), "queue_depth": 1.0}
@@ -43,7 +47,7 @@ def test_totals_are_the_weighted_mean_of_the_scores():
         ([view("a", num_waiting=1024), view("b", num_waiting=2000)], "all_queue_full"),
     ],
 )
-def test_the_reason_names_what_decided(views, reason):
+def test_the_reason_names_what_decided(views: list[ReplicaView], reason: str) -> None:
     decision = decide(views, block_hashes=CHAIN)
     assert decision.reason == reason
 
@@ -53,45 +57,45 @@ def test_the_reason_names_what_decided(views, reason):
     [view("a", draining=True), view("a", num_waiting=1024), view("a", counts=(1024, 1024, 0, 0))],
     ids=["draining", "queue full", "queue full with what was just sent"],
 )
-def test_an_unfit_replica_is_no_candidate(unfit):
+def test_an_unfit_replica_is_no_candidate(unfit: ReplicaView) -> None:
     decision = decide([unfit, view("b", num_running=60, num_waiting=60)])
     assert [replica_id for replica_id, _ in decision.ranking] == ["b"]
 
 
-def test_a_filter_that_keeps_nobody_is_passed_over_and_the_others_still_hold():
+def test_a_filter_that_keeps_nobody_is_passed_over_and_the_others_still_hold() -> None:
     decision = decide([view("a", draining=True), view("b", num_waiting=1024)])
     assert [replica_id for replica_id, _ in decision.ranking] == ["b"]
     assert decision.reason == "all_queue_full"
 
 
-def test_a_silent_replica_ranks_below_loaded_ones_but_still_serves_alone():
+def test_a_silent_replica_ranks_below_loaded_ones_but_still_serves_alone() -> None:
     assert decide([view("a", silent=True), view("b", num_running=60)]).replica_id == "b"
     alone = decide([view("a", silent=True)])
     assert (alone.replica_id, alone.report_age_s) == ("a", math.inf)
 
 
-def test_without_replicas_it_says_so():
+def test_without_replicas_it_says_so() -> None:
     with pytest.raises(Unavailable, match="no replica is running"):
         decide([])
 
 
-def test_ties_are_spread_by_the_random_source():
+def test_ties_are_spread_by_the_random_source() -> None:
     winners = [decide([view("a"), view("b"), view("c")], seed=seed).replica_id for seed in range(60)]
     assert {name: winners.count(name) >= 10 for name in "abc"} == {"a": True, "b": True, "c": True}
 
 
-def test_picker_draws_only_among_those_within_the_margin():
+def test_picker_draws_only_among_those_within_the_margin() -> None:
     picker = BestWithRandomTies(random.Random(1), margin=0.1)
     winners = {picker([0.2, 0.95, 1.0, 0.89])[0] for _ in range(50)}
     assert winners == {1, 2}
     assert sorted(picker([0.2, 0.95, 1.0, 0.89])) == [0, 1, 2, 3]
 
 
-def test_a_new_scorer_needs_no_change_elsewhere():
+def test_a_new_scorer_needs_no_change_elsewhere() -> None:
     class ByName:
         name = "by_name"
 
-        def __call__(self, _request, views):
+        def __call__(self, _request: RouteRequest, views: list[ReplicaView]) -> list[float]:
             return [float(candidate.load.replica_id == "c") for candidate in views]
 
     policy = Policy("named", [], [(ByName(), 2.0)], BestWithRandomTies(random.Random(0)))
@@ -115,7 +119,7 @@ def test_a_new_scorer_needs_no_change_elsewhere():
         ({"max_prefix_blocks": 0}, "max_prefix_blocks"),
     ],
 )
-def test_a_setting_out_of_range_is_named(changes, setting):
+def test_a_setting_out_of_range_is_named(changes: dict[str, Any], setting: str) -> None:
     with pytest.raises(SettingError) as caught:
         RouterConfig(**changes)
     assert caught.value.param == setting

@@ -1,6 +1,7 @@
 import pytest
 
 from router.scorers.prefix_affinity import PrefixAffinity
+from router.types import ReplicaView
 from tests.unit.router.loads import request, view
 
 CHAIN = tuple(bytes([i]) for i in range(4))
@@ -21,20 +22,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("candidate", "score"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_score_is_the_matched_share_while_the_favourite_is_not_ahead(candidate, score):
+def test_score_is_the_matched_share_while_the_favourite_is_not_ahead(candidate: ReplicaView, score: float) -> None:
     other = view("other", num_running=1)
     assert PrefixAffinity(imbalance_cap=4)(request(block_hashes=CHAIN), [candidate, other]) == [score, 0.0]
 
 
-def test_waiting_everywhere_leaves_the_favourite_its_score():
+def test_waiting_everywhere_leaves_the_favourite_its_score() -> None:
     views = [view("a", num_running=1, max_num_seqs=1, matched_blocks=4), view("b", num_running=1, max_num_seqs=1)]
     assert PrefixAffinity(imbalance_cap=4)(request(block_hashes=CHAIN), views) == [1.0, 0.0]
 
 
-def test_stale_everywhere_leaves_the_favourite_its_score():
+def test_stale_everywhere_leaves_the_favourite_its_score() -> None:
     views = [view("a", silent=True, matched_blocks=4), view("b", silent=True)]
     assert PrefixAffinity(imbalance_cap=4)(request(block_hashes=CHAIN), views) == [1.0, 0.0]
 
 
-def test_a_prompt_without_a_full_block_has_no_favourite():
+def test_a_prompt_without_a_full_block_has_no_favourite() -> None:
     assert PrefixAffinity(imbalance_cap=4)(request(), [view("a"), view("b")]) == [0.0, 0.0]

@@ -1,10 +1,12 @@
+import pytest
+
 from router import prefix_index
 from router.prefix_index import PrefixIndex
 
 CHAIN = tuple(bytes([i]) for i in range(6))
 
 
-def test_match_counts_leading_blocks_of_every_holder():
+def test_match_counts_leading_blocks_of_every_holder() -> None:
     index = PrefixIndex(100)
     index.learn("a", CHAIN)
     index.learn("b", CHAIN[:2])
@@ -14,14 +16,14 @@ def test_match_counts_leading_blocks_of_every_holder():
     assert index.match((b"?", *CHAIN)) == {}
 
 
-def test_a_replica_that_joins_mid_chain_holds_no_leading_block():
+def test_a_replica_that_joins_mid_chain_holds_no_leading_block() -> None:
     index = PrefixIndex(100)
     index.learn("a", CHAIN[:1])
     index.learn("b", CHAIN[1:])
     assert index.match(CHAIN) == {"a": 1}
 
 
-def test_an_evicted_block_ends_the_chain_there():
+def test_an_evicted_block_ends_the_chain_there() -> None:
     index = PrefixIndex(100)
     index.learn("a", CHAIN)
     index.learn("b", CHAIN)
@@ -32,7 +34,7 @@ def test_an_evicted_block_ends_the_chain_there():
     assert len(index) == 5
 
 
-def test_a_dead_replica_is_forgotten_and_its_successor_does_not_inherit():
+def test_a_dead_replica_is_forgotten_and_its_successor_does_not_inherit() -> None:
     index = PrefixIndex(100)
     index.learn("a", CHAIN)
     index.forget("a")
@@ -44,7 +46,7 @@ def test_a_dead_replica_is_forgotten_and_its_successor_does_not_inherit():
     assert index.match(CHAIN) == {"b": 1}
 
 
-def test_the_least_recently_learned_block_goes_first():
+def test_the_least_recently_learned_block_goes_first() -> None:
     index = PrefixIndex(3)
     index.learn("a", CHAIN[:3])
     index.learn("a", CHAIN[:1])
@@ -55,7 +57,7 @@ def test_the_least_recently_learned_block_goes_first():
     assert index.match([CHAIN[2]]) == {"a": 1}
 
 
-def test_many_dead_replicas_leave_no_trace(monkeypatch):
+def test_many_dead_replicas_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "MAX_DEAD_BITS", 4)
     index = PrefixIndex(1000)
     index.learn("survivor", CHAIN)

@@ -1,6 +1,7 @@
 import pytest
 
 from router.scorers.queue_depth import QueueDepth
+from router.types import ReplicaView
 from tests.unit.router.loads import request, view
 
 # Each against an idle replica, whose cost is 0: score = 8 / (8 + cost).
@@ -20,20 +21,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("candidate", "score"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_score_falls_with_the_cost(candidate, score):
+def test_score_falls_with_the_cost(candidate: ReplicaView, score: float) -> None:
     assert QueueDepth()(request(), [candidate, view("idle")]) == [pytest.approx(score), 1.0]
 
 
-def test_score_is_relative_to_the_least_loaded():
+def test_score_is_relative_to_the_least_loaded() -> None:
     views = [view("a", num_running=100), view("b", num_running=108)]
     assert QueueDepth()(request(), views) == [1.0, 0.5]
 
 
-def test_a_stale_replica_never_counts_as_idle():
+def test_a_stale_replica_never_counts_as_idle() -> None:
     views = [view("a", is_stale=True), view("b", num_running=8), view("c", num_running=16)]
     assert QueueDepth()(request(), views) == [0.25, 1.0, 0.5]
 
 
-def test_when_all_are_stale_the_ledger_decides():
+def test_when_all_are_stale_the_ledger_decides() -> None:
     views = [view("a", silent=True, counts=(8, 8, 0, 0)), view("b", silent=True)]
     assert QueueDepth()(request(), views) == [0.5, 1.0]

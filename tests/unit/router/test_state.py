@@ -7,6 +7,7 @@ from replica.errors import Unavailable
 from replica.metrics import Metrics
 from replica.request import StreamMessage
 from router.config import RouterConfig
+from router.inflight import LedgerCounts
 from router.metrics import ROUTER_METRICS
 from router.state import RouterState, state_for
 from tests.unit.router.loads import report, request
@@ -15,38 +16,38 @@ CHAIN = tuple(bytes([i]) for i in range(4))
 
 
 class Clock:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now_s = 100.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now_s
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     return Clock()
 
 
 @pytest.fixture
-def state(clock):
+def state(clock: Clock) -> RouterState:
     state = RouterState(clock=clock, rng=random.Random(3))
     for replica_id in "abc":
         state.observe(report(replica_id))
     return state
 
 
-def spread(counts, replica_ids):
+def spread(counts: dict[str, LedgerCounts], replica_ids: list[str]) -> float:
     """Requests at the most loaded replica over the mean."""
     sent = [counts[replica_id].num_in_flight for replica_id in replica_ids if replica_id in counts]
     return max(sent) / (sum(sent) / len(replica_ids))
 
 
-def test_a_decision_enters_the_ledger_at_the_winner(state):
+def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
     decision = state.choose(request(), ["a", "b", "c"])
     assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160)}
 
 
-def test_the_whole_life_of_a_request_leaves_nothing(state):
+def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
     winner = state.choose(request("r"), ["a", "b", "c"]).replica_id
     state.routed("r", winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
@@ -58,20 +59,20 @@ def test_the_whole_life_of_a_request_leaves_nothing(state):
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
 
 
-def test_excluded_replicas_are_left_out_unless_that_leaves_nobody(state):
+def test_excluded_replicas_are_left_out_unless_that_leaves_nobody(state: RouterState) -> None:
     assert state.choose(request("r"), ["a", "b"], exclude={"a"}).replica_id == "b"
     assert state.choose(request("s"), ["a"], exclude={"a"}).replica_id == "a"
     with pytest.raises(Unavailable):
         state.choose(request("t"), [])
 
 
-def test_a_view_turns_stale_with_time_and_fresh_with_news(state, clock):
+def test_a_view_turns_stale_with_time_and_fresh_with_news(state: RouterState, clock: Clock) -> None:
     clock.now_s += 5.1
     state.observe(report("b", number=2))
     assert [view.is_stale for view in state.see(request(), ["a", "b", "new"])] == [True, False, True]
 
 
-def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state):
+def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state: RouterState) -> None:
     state.retain(["a", "b", "c"])
     state.observe(report("a", number=2, block_hashes_added=CHAIN))
     state.choose(request("r"), ["a"])
@@ -82,17 +83,20 @@ def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state):
     assert set(state.views.newest()) == {"b", "c"}
 
 
-def test_replicas_that_left_are_forgotten(state):
+def test_replicas_that_left_are_forgotten(state: RouterState) -> None:
     state.retain(["a", "b", "c"])
     state.choose(request("r"), ["a"])
     state.retain(["b", "d"])
     assert state.ledger.counts() == {}
     assert set(state.views.newest()) == {"b"}
+    assert state.replica_ids() == ["b", "d"]
     state.observe(report("d"))
-    assert set(state.views.newest()) == {"b", "d"}
+    assert [known.replica_id for known in state.reports()] == ["b", "d"]
+    state.died("b")
+    assert state.replica_ids() == ["d"]
 
 
-def test_what_was_sent_and_reported_makes_the_prefix_favourite(state):
+def test_what_was_sent_and_reported_makes_the_prefix_favourite(state: RouterState) -> None:
     state.choose(request("r", block_hashes=CHAIN), ["b"])
     state.ended("r")
     assert state.choose(request("s", block_hashes=CHAIN), ["a", "b", "c"]).replica_id == "b"
@@ -103,7 +107,7 @@ def test_what_was_sent_and_reported_makes_the_prefix_favourite(state):
     assert (decision.replica_id, decision.reason) == ("c", "prefix_affinity")
 
 
-def test_silence_expires_and_is_counted(state, clock):
+def test_silence_expires_and_is_counted(state: RouterState, clock: Clock) -> None:
     metrics = Metrics(ROUTER_METRICS, {"replica": "ingress"})
     state.attach(metrics, "model")
     state.choose(request("lost"), ["a"])
@@ -114,7 +118,7 @@ def test_silence_expires_and_is_counted(state, clock):
     assert metrics.registry.get_sample_value("brimful_router_expired_requests_total", labels) == 1
 
 
-def test_decisions_are_counted_by_reason(state, clock):
+def test_decisions_are_counted_by_reason(state: RouterState, clock: Clock) -> None:
     metrics = Metrics(ROUTER_METRICS, {"replica": "ingress"})
     state.attach(metrics, "model")
     clock.now_s += 0.5
@@ -123,6 +127,7 @@ def test_decisions_are_counted_by_reason(state, clock):
     value, labels = metrics.registry.get_sample_value, {"replica": "ingress", "model_name": "model"}
     by = {**labels, "policy": "weighted", "reason": "only_candidate"}
     assert value("brimful_router_decisions_total", by) == 2
+    assert value("brimful_router_decisions_total", {**by, "reason": "all_draining"}) == 0
     assert value("brimful_router_decision_seconds_count", labels) == 2
     assert value("brimful_router_report_age_seconds_sum", labels) == 0.5
     assert value("brimful_router_requests_in_flight", labels) == 2
@@ -133,7 +138,7 @@ def test_decisions_are_counted_by_reason(state, clock):
 @pytest.mark.parametrize("delay", ["no report ever", "one report before the burst", "reports that show the past"])
 @pytest.mark.parametrize("prefix", [(), CHAIN], ids=["own prompts", "one shared prefix"])
 @pytest.mark.parametrize("num_replicas", [4, 8])
-def test_a_burst_of_64_does_not_herd(clock, delay, prefix, num_replicas):
+def test_a_burst_of_64_does_not_herd(clock: Clock, delay: str, prefix: tuple[bytes, ...], num_replicas: int) -> None:
     state = RouterState(clock=clock, rng=random.Random(7))
     replica_ids = [f"replica-{i}" for i in range(num_replicas)]
     for number in range(64):
@@ -145,14 +150,14 @@ def test_a_burst_of_64_does_not_herd(clock, delay, prefix, num_replicas):
     assert spread(state.ledger.counts(), replica_ids) <= 1.5
 
 
-def test_a_popular_prefix_uses_all_replicas_once_the_favourite_is_ahead(state):
+def test_a_popular_prefix_uses_all_replicas_once_the_favourite_is_ahead(state: RouterState) -> None:
     state.observe(report("a", number=2, block_hashes_added=CHAIN))
     winners = [state.choose(request(f"r{i}", block_hashes=CHAIN), ["a", "b", "c"]).replica_id for i in range(12)]
     assert winners[0] == "a"
     assert set(winners) == {"a", "b", "c"}
 
 
-def test_the_same_settings_again_keep_what_is_known(state):
+def test_the_same_settings_again_keep_what_is_known(state: RouterState) -> None:
     state.choose(request("r"), ["a"])
     state.configure(RouterConfig())
     assert len(state.ledger) == 1
@@ -160,13 +165,13 @@ def test_the_same_settings_again_keep_what_is_known(state):
     assert (len(state.ledger), state.config.imbalance_cap) == (0, 9)
 
 
-def test_one_state_a_deployment_in_this_process():
+def test_one_state_a_deployment_in_this_process() -> None:
     assert state_for("app", "replica-x") is state_for("app", "replica-x")
     assert state_for("app", "replica-x") is not state_for("app", "replica-y")
     assert state_for("app", "replica-x") is not state_for("other", "replica-x")
 
 
-def test_router_and_ingress_threads_leave_an_empty_ledger(clock):
+def test_router_and_ingress_threads_leave_an_empty_ledger(clock: Clock) -> None:
     """One thread decides, four live through the requests; whatever the interleaving, nothing stays."""
     state = RouterState(clock=clock)
     replica_ids = ["a", "b", "c"]

@@ -17,7 +17,7 @@ from tests.unit.router.loads import report
     ],
     ids=["in order", "out of order", "a new life begins anew", "an old life is over", "all old lives are over"],
 )
-def test_the_newest_report_is_kept(arrivals, kept):
+def test_the_newest_report_is_kept(arrivals: list[tuple[str, int]], kept: tuple[str, int]) -> None:
     views = ReplicaViews()
     for epoch, number in arrivals:
         views.observe(report("a", epoch=epoch, number=number), 0.0)
@@ -25,12 +25,12 @@ def test_the_newest_report_is_kept(arrivals, kept):
     assert (newest.epoch, newest.number) == kept
 
 
-def test_observe_says_whether_it_was_news():
+def test_observe_says_whether_it_was_news() -> None:
     views = ReplicaViews()
     assert [views.observe(report("a", number=n), 0.0) for n in (1, 1, 3, 2, 4)] == [True, False, True, False, True]
 
 
-def test_age_counts_from_the_last_news_not_from_the_last_copy():
+def test_age_counts_from_the_last_news_not_from_the_last_copy() -> None:
     views = ReplicaViews()
     views.observe(report("a", number=1), 10.0)
     views.observe(report("a", number=1), 12.0)
@@ -39,7 +39,7 @@ def test_age_counts_from_the_last_news_not_from_the_last_copy():
     assert views.age_s("a", 14.0) == 0.5
 
 
-def test_a_forgotten_replica_has_no_age_and_no_past():
+def test_a_forgotten_replica_has_no_age_and_no_past() -> None:
     views = ReplicaViews()
     views.observe(report("a", epoch="e", number=9), 0.0)
     views.forget("a")

@@ -1,0 +1,177 @@
+"""Serve's request router for replicas: turns a handle call into a ranking of replicas. The only file here with Ray.
+
+Two kinds of call, told apart by a keyword argument of the call itself (the replica's methods accept and ignore it):
+
+    route=RouteRequest(...), exclude=(...)   a request: `RouterState.choose` ranks the replicas
+    pin="<replica id>"                       a control call: that replica or nobody (`call_pinned`)
+
+Any other call goes to a replica at random. What this knows lies in `router/state.py`, not here: Serve pickles this
+module by value, so a module-level object here would be another one than the ingress imports. Replica ids are the
+`unique_id` of Serve's `ReplicaID`.
+
+Facts of Ray 2.60 that shape it: within a rank Serve takes the shortest queue, so every rank is one replica; a pass in
+which no replica took the request is repeated at once unless `should_backoff` is set; a routing task ends only when the
+future of its request is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from replica.errors import BrimfulError, EngineDead
+from replica.request import LoadReport
+from router.config import RouterConfig
+from router.state import RouterState, state_for
+
+logger = logging.getLogger(__name__)
+
+PINNED_TIMEOUT_S = 2.0
+
+
+class BrimfulRouter(RequestRouter):
+    """One object a deployment handle; all of a process share the deployment's `RouterState`.
+
+    `request_router_kwargs` are the fields of `RouterConfig`. Runs on Serve's router loop: nothing here blocks.
+    """
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Raises `SettingError` for a setting out of range, `TypeError` for one that doesn't exist."""
+        self._state = state_for(self._deployment_id.app_name, self._deployment_id.name)
+        self._state.configure(RouterConfig(**kwargs))
+        self._rng = random.Random()
+        self._died: set[str] = set()
+        self._routed_by: WeakKeyDictionary[asyncio.Task[Any], PendingRequest] = WeakKeyDictionary()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of one replica each, best first. A pinned call whose replica is gone fails here with `EngineDead`."""
+        if pending_request is None:
+            return self._any_order(candidate_replicas)
+        task = asyncio.current_task()
+        if task is not None:
+            self._routed_by[task] = pending_request
+        pending_request.routing_context.should_backoff = True
+        try:
+            return self._rank(candidate_replicas, pending_request)
+        except Exception as error:
+            # Serve would log it and leave the caller waiting. The routing loop looks at the future only when it is
+            # offered a replica, so it is offered all.
+            if not isinstance(error, BrimfulError):
+                logger.exception("no decision")
+            self._fail(pending_request, error)
+            return [candidate_replicas]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """The replica took the call: note where it is, and have the entry leave the ledger when the call is over."""
+        route = pending_request.kwargs.get("route")
+        if route is None:
+            return
+        state, request_id, unique_id = self._state, route.request_id, replica_id.unique_id
+        state.routed(request_id, unique_id)
+        result.add_done_callback(lambda _: state.released(request_id, unique_id))
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """A call found the actor dead. Serve's next update may still list it: it is remembered until one doesn't."""
+        super().on_replica_actor_died(replica_id)
+        self._died.add(replica_id.unique_id)
+        self._state.died(replica_id.unique_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve's list of running replicas, with their routing stats: the way in which idle replicas report."""
+        listed = {replica.replica_id.unique_id for replica in replicas}
+        self._died &= listed
+        self._state.retain(listed - self._died)
+        for replica in replicas:
+            report = report_of(replica.routing_stats)
+            if report is not None:
+                self._state.observe(report)
+        super().update_replicas(replicas)
+
+    def _rank(self, candidates: list[RunningReplica], pending_request: PendingRequest) -> list[list[RunningReplica]]:
+        pin, route = pending_request.kwargs.get("pin"), pending_request.kwargs.get("route")
+        living = {r.replica_id.unique_id: r for r in candidates if r.replica_id.unique_id not in self._died}
+        if pin is not None:
+            if pin not in living:
+                raise EngineDead(f"replica {pin} is gone")
+            return [[living[pin]]]
+        by_id = living or {r.replica_id.unique_id: r for r in candidates}
+        if route is None:
+            return self._any_order(list(by_id.values()))
+        decision = self._state.choose(route, list(by_id), pending_request.kwargs.get("exclude") or ())
+        return [[by_id[replica_id]] for replica_id, _ in decision.ranking]
+
+    def _any_order(self, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:
+        return [[replica] for replica in self._rng.sample(replicas, len(replicas))]
+
+    def _fail(self, pending_request: PendingRequest, error: Exception) -> None:
+        if not pending_request.future.done():
+            pending_request.future.set_exception(error)
+        self._remove_pending_request_from_indices(pending_request)
+
+    def _get_pending_request_matching_internal_request_id(self, request_metadata: Any = None) -> PendingRequest | None:
+        """The request that the current routing task chose for.
+
+        Serve's own look-up goes by an id that all calls made for one HTTP request share: of several prompts in one body
+        all but one would never be sent.
+        """
+        task = asyncio.current_task()
+        pending_request = self._routed_by.get(task) if task is not None else None
+        if pending_request is None or pending_request.future.done():
+            return None
+        return pending_request if pending_request.metadata is request_metadata else None
+
+
+def report_of(routing_stats: Mapping[str, Any]) -> LoadReport | None:
+    """The load report that a replica's `record_routing_stats` returned as a plain dict, None when it returned none.
+
+    Names that this version doesn't know are passed over (a newer replica during a rolling update); a report in which a
+    needed one is missing is none, with a warning.
+    """
+    if not routing_stats:
+        return None
+    known = {field.name for field in fields(LoadReport)}
+    try:
+        return LoadReport(**{name: value for name, value in routing_stats.items() if name in known})
+    except TypeError as error:
+        logger.warning("routing stats are no load report: %s", error)
+        return None
+
+
+def state_of(handle: DeploymentHandle[Any]) -> RouterState:
+    """The state that the router behind `handle` uses in this process."""
+    return state_for(handle.app_name, handle.deployment_name)
+
+
+async def call_pinned(
+    handle: DeploymentHandle[Any],
+    replica_id: str,
+    method: str,
+    *args: Any,
+    timeout_s: float = PINNED_TIMEOUT_S,
+    **kwargs: Any,
+) -> Any:
+    """Call a unary method on this very replica. The method must accept `pin`.
+
+    Raises `EngineDead` when the replica is gone or hasn't answered in `timeout_s`; what the method itself raises comes
+    through. Never retried elsewhere.
+    """
+    response = handle.options(method_name=method, stream=False).remote(*args, pin=replica_id, **kwargs)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await response
+    except TimeoutError as error:
+        response.cancel()  # type: ignore[no-untyped-call]
+        raise EngineDead(f"replica {replica_id} did not answer within {timeout_s:g} s") from error
+    except (ActorDiedError, ActorUnavailableError) as error:
+        raise EngineDead(f"replica {replica_id} is gone") from error
