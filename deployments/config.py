@@ -102,7 +102,7 @@ class ModelSettings(Settings):
         default=None, gt=0, description="no step for this long with work: dead, seconds"
     )
     lease_timeout_s: float | None = Field(default=None, gt=0, description="a stream nobody renews ends after, seconds")
-    max_backlog_tokens: int | None = Field(default=None, ge=1, description="a reader this far behind is dropped, tokens")
+    max_backlog_tokens: int | None = Field(default=None, ge=1, description="a reader further behind is dropped, tokens")
     check_invariants: bool | None = Field(default=None, description="the scheduler checks itself after every step")
 
     @property

@@ -23,7 +23,7 @@ from typing import Any
 
 from deployments.model_client import ModelClient
 from replica.errors import BrimfulError, EngineDead, EngineFailure, QueueFull, Unavailable, error_from_info
-from replica.request import GenerationRequest, StreamMessage
+from replica.request import FinishReason, GenerationRequest, StreamMessage
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,14 @@ ABORT_ATTEMPTS = 2
 
 
 class OpenStream:
-    """One request's messages on their way from a replica to whoever reads them here."""
+    """One request's messages on their way from a replica to whoever reads them here.
 
-    def __init__(self, client: ModelClient, request: GenerationRequest, opened_at_s: float) -> None:
+    `news` is set whenever `take_all` has something new to say; streams that are read together share it.
+    """
+
+    def __init__(
+        self, client: ModelClient, request: GenerationRequest, opened_at_s: float, news: asyncio.Event | None = None
+    ) -> None:
         self.client = client
         self.request = request
         self.opened_at_s = opened_at_s
@@ -44,7 +49,7 @@ class OpenStream:
         self._messages: deque[StreamMessage] = deque()
         self._num_open = request.n
         self._error: BrimfulError | None = None
-        self._news = asyncio.Event()
+        self.news = news or asyncio.Event()
         self.known = asyncio.Event()  # set once a replica took the request, or none ever will
 
     @property
@@ -57,13 +62,15 @@ class OpenStream:
 
         Raises what ended the stream early, after everything that came before it has been read.
         """
-        while not self._messages:
-            if self._error is not None:
-                raise self._error
-            if self.finished:
-                return []
-            self._news.clear()
-            await self._news.wait()
+        while not (messages := self.take_all()) and not self.finished:
+            self.news.clear()
+            await self.news.wait()
+        return messages
+
+    def take_all(self) -> list[StreamMessage]:
+        """`read` without waiting: an empty list also when nothing has come."""
+        if not self._messages and self._error is not None:
+            raise self._error
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -71,16 +78,19 @@ class OpenStream:
     def take(self, message: StreamMessage) -> None:
         self.replica_id = message.replica_id
         self.known.set()
-        self._num_open -= sum(event.finish_reason is not None for event in message.events)
+        for event in message.events:
+            self._num_open -= event.finish_reason is not None
+            if event.finish_reason is FinishReason.REJECTED:  # a refusal is of the whole request
+                self._num_open = 0
         if not self.closed:
             self._messages.append(message)
-            self._news.set()
+            self.news.set()
 
     def fail(self, error: BrimfulError) -> None:
         """End the stream for its reader, unless it has ended. The first error stays."""
         if not self.finished:
             self._error = self._error or error
-            self._news.set()
+            self.news.set()
 
 
 class Leases:
@@ -107,11 +117,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, client: ModelClient, request: GenerationRequest) -> OpenStream:
+    def open(self, client: ModelClient, request: GenerationRequest, news: asyncio.Event | None = None) -> OpenStream:
         """Send a request; whoever opens must `close`. Raises `Unavailable` when the model has no running replica."""
         if client.num_replicas() == 0:
             raise no_replica()
-        stream = OpenStream(client, request, self._clock())
+        stream = OpenStream(client, request, self._clock(), news)
         self._streams[request.request_id] = stream
         stream.pump = self._in_background(self._pump(stream))
         return stream

@@ -20,6 +20,3 @@ INGRESS_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("admission_rejections", "counter", "Requests refused before they were tokenized.", ("reason",)),
     MetricSpec("tokenize_seconds", "histogram", "Duration of turning one request into ids.", (), LATENCY_BUCKETS_S),
 )
-
-# Series that Prometheus should see from the start, with the value 0: a counter's first increment is a change too.
-CLIENT_LEFT_STATUS = "499"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import GenerationRequest, LoadReport, StreamMessage
 
@@ -44,8 +45,8 @@ class ModelClient(Protocol):
         """Say that these streams still have a listener here. Raises `EngineDead` when the replica doesn't answer."""
         ...
 
-    async def text_bundle(self) -> TextBundle:
-        """The model's card and tokenizer. Raises `Unavailable` while no replica runs."""
+    async def facts(self) -> tuple[TextBundle, ModelShape]:
+        """The model's card and tokenizer, and its limits. Raises `Unavailable` while no replica runs."""
         ...
 
     async def ask_all(self, method: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from replica.errors import BrimfulError, EngineDead, Unavailable
+from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
 
@@ -21,7 +22,9 @@ class FakeModelClient:
     are taken, then every text of `texts` is one token, the last one with `stop`.
     """
 
-    def __init__(self, *replica_ids: str, bundle: TextBundle | None = None, texts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *replica_ids: str, facts: tuple[TextBundle, ModelShape] | None = None, texts: tuple[str, ...] = ()
+    ) -> None:
         self.replica_ids = list(replica_ids)
         self.silent: set[str] = set()
         self.reports: list[LoadReport] = []
@@ -30,7 +33,7 @@ class FakeModelClient:
         self.aborted: list[tuple[str, str]] = []
         self.renewed: list[tuple[str, str, tuple[str, ...]]] = []
         self.forgotten: list[str] = []
-        self._bundle = bundle
+        self._facts = facts
         self._texts = texts
         self._open: dict[str, asyncio.Queue[Answer]] = {}
         self._n: dict[str, int] = {}
@@ -73,10 +76,10 @@ class FakeModelClient:
         self._answer_control(replica_id)
         self.renewed.append((replica_id, lease, request_ids))
 
-    async def text_bundle(self) -> TextBundle:
-        if self._bundle is None:
+    async def facts(self) -> tuple[TextBundle, ModelShape]:
+        if self._facts is None or not self.replica_ids:
             raise Unavailable("no replica of this model is running")
-        return self._bundle
+        return self._facts
 
     async def ask_all(self, method: str) -> list[dict[str, Any]]:
         return [{"kind": "replica", "replica_id": name, "asked": method} for name in self.replica_ids]

@@ -41,6 +41,7 @@ OTHER_VALUES: dict[str, Any] = {
     "queue_timeout_s": 1.5,
     "stall_timeout_s": 2.5,
     "lease_timeout_s": 3.5,
+    "max_backlog_tokens": 99,
     "check_invariants": True,
 }
 

@@ -1,0 +1,84 @@
+"""The streams of one HTTP request, read as one: a list of prompts is several requests to the replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from deployments.leases import Leases, OpenStream
+from deployments.model_client import ModelClient
+from replica.errors import BrimfulError, EngineFailure, error_from_info
+from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
+
+GOOD_ENDS = (None, FinishReason.STOP, FinishReason.LENGTH)
+
+
+class OpenCall:
+    """Use as a context manager: however the block is left, no replica goes on for it.
+
+    One that fails fails the whole call: `read` raises its error, after everything that came before it.
+    """
+
+    def __init__(self, leases: Leases, client: ModelClient, requests: Sequence[GenerationRequest]) -> None:
+        self._leases = leases
+        self._client = client
+        self._requests = requests
+        self._streams: list[OpenStream] = []
+        self._news = asyncio.Event()
+        self._error: BrimfulError | None = None
+
+    def __enter__(self) -> Self:
+        """Raises `Unavailable` when the model has no running replica."""
+        try:
+            for request in self._requests:
+                self._streams.append(self._leases.open(self._client, request, self._news))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    async def read(self) -> list[tuple[int, StreamMessage]]:
+        """(number of the request, message) of all that came since the last call, at least one that has events; an
+        empty list after the end of the last request."""
+        while True:
+            self._news.clear()
+            came = self._take_all()
+            if not came and self._error is not None:
+                raise self._error
+            if came or all(stream.finished for stream in self._streams):
+                return came
+            await self._news.wait()
+
+    def _take_all(self) -> list[tuple[int, StreamMessage]]:
+        """What came with events, up to the first thing that failed; that goes to `_error`."""
+        came: list[tuple[int, StreamMessage]] = []
+        for number, stream in enumerate(self._streams):
+            try:
+                while messages := stream.take_all():
+                    for message in messages:
+                        _check(message.events)
+                        if message.events:
+                            came.append((number, message))
+            except BrimfulError as error:
+                self._error = self._error or error
+        return came
+
+    def _close(self) -> None:
+        for stream in self._streams:
+            self._leases.close(stream)
+
+
+def _check(events: tuple[TokenEvent, ...]) -> None:
+    """Raises the error of the first event that ended badly."""
+    for event in events:
+        if event.error is not None:
+            raise error_from_info(event.error)
+        if event.finish_reason not in GOOD_ENDS:
+            raise EngineFailure("the replica ended the request before its end")
