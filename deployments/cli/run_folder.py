@@ -2,14 +2,15 @@
 
     <temporary folder>/brimful-<uid>-xxxxxxxx/     mode 0700; removed with all it holds when the run ends
       owner.json     who may remove it: process ids of this run, each with its time of birth
-    session        the session (setsid) in which the cluster process and all of Ray run
+      session        the session (setsid) in which the cluster process and all of Ray run
       auth_token     the key of this run's Ray cluster, mode 0600
       ray/           Ray's sessions: sockets, logs
       tmp/           TMPDIR of every process of the run
 
 Every process of the run carries the folder's path in its environment (`MARKER`) and, unless it left it, is in the
-run's session, so that ending a run can find all of its processes and never touches another's. A run of which every process was ended with
-kill -9 leaves its folder behind, and may leave Ray's agents; the next start ends and removes them.
+run's session, so that ending a run can find all of its processes and never touches another's. A run of which every
+process was ended with kill -9 leaves its folder behind, and may leave Ray's agents; the next start ends and removes
+them.
 """
 
 from __future__ import annotations

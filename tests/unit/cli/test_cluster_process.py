@@ -1,0 +1,51 @@
+"""What Serve's status texts say about a start that goes on or fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from deployments.cli.cluster_process import _progress, _reason
+
+RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
+ray::ServeReplica:brimful:replica-0.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
+  File "app.py", line 29, in __init__
+    raise ModelUnsupported("this architecture isn't supported: choose another")
+replica.errors.ModelUnsupported: this architecture isn't supported: choose another"""
+OTHER = """The deployment failed to start 3 times in a row. Error:
+  File "torch/nn.py", line 1, in empty
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"""
+
+
+@dataclass
+class Deployment:
+    replica_states: dict[str, int] = field(default_factory=dict)
+
+
+def test_an_error_of_ours_needs_no_retry() -> None:
+    assert _reason(["", RETRYING], final=False) == "this architecture isn't supported: choose another"
+
+
+def test_any_other_error_counts_when_serve_has_given_up() -> None:
+    assert _reason([OTHER], final=False) is None
+    assert _reason([OTHER], final=True) == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(("messages", "reason"), [(["", "it broke"], "it broke"), ([""], "unknown reason")])
+def test_a_failure_without_an_error_shows_what_there_is(messages: list[str], reason: str) -> None:
+    assert _reason(messages, final=True) == reason
+
+
+@pytest.mark.parametrize(
+    ("deployments", "text"),
+    [
+        ({}, "starting the application"),
+        ({"ingress": Deployment({"STARTING": 1}), "replica-0": Deployment({"STARTING": 2})}, "starting replica 1/2"),
+        ({"replica-0": Deployment({"STARTING": 1, "RUNNING": 1})}, "starting replica 2/2"),
+        ({"ingress": Deployment({"STARTING": 1}), "replica-0": Deployment({"RUNNING": 2})}, "starting the ingress"),
+    ],
+)
+def test_progress_counts_replicas(deployments: dict[str, Any], text: str) -> None:
+    assert _progress(deployments) == text

@@ -1,0 +1,58 @@
+"""Progress says what is done and for how long, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import io
+
+from deployments.cli.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_file_gets_a_line_a_change_and_a_heartbeat() -> None:
+    out, clock = io.StringIO(), Clock()
+    console = Console(out, clock)
+    console.doing("starting Ray")
+    console.doing("starting Ray")
+    clock.now_s += 9
+    console.tick()
+    assert out.getvalue() == "    0 s  starting Ray\n"
+    clock.now_s += 1
+    console.tick()
+    assert out.getvalue() == "    0 s  starting Ray\n   10 s  starting Ray\n"
+
+
+def test_the_clock_goes_on_while_the_work_is_the_same() -> None:
+    out, clock = io.StringIO(), Clock()
+    console = Console(out, clock)
+    console.doing("starting replica 1/2")
+    clock.now_s += 7
+    console.doing("starting replica 2/2")
+    clock.now_s += 1
+    console.doing("waiting for a first token")
+    assert out.getvalue() == (
+        "    0 s  starting replica 1/2\n    7 s  starting replica 2/2\n    0 s  waiting for a first token\n"
+    )
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten() -> None:
+    out, clock = Terminal(), Clock()
+    console = Console(out, clock)
+    console.doing("starting Ray")
+    clock.now_s += 3
+    console.tick()
+    console.line("ready")
+    assert out.getvalue() == "\r\033[K    0 s  starting Ray\r\033[K    3 s  starting Ray\r\033[Kready\n"
+    console.tick()
+    assert out.getvalue().endswith("ready\n")
