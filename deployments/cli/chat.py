@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
@@ -27,7 +27,7 @@ class Conversation:
         self._messages = [{"role": "system", "content": system}] if system else []
         self.model = model or self._first_model()
 
-    def ask(self, text: str) -> Iterator[str]:
+    def ask(self, text: str) -> Generator[str, None, None]:
         """The answer to `text`, piece by piece. Closed early, the pieces so far are what the model remembers.
 
         Raises `InvalidRequest` with the service's own words when it refuses, `Unavailable` when it can't be reached.
@@ -106,7 +106,7 @@ def _answer(conversation: Conversation, question: str) -> None:
         print(f"\n[{error.message}]")
     finally:
         # Closes the connection: the service aborts the rest of the answer.
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
 
 
 def _piece_of(chunk: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from deployments.config import ServeConfig
 from replica.errors import Unavailable
 
 TIMEOUT_S = 10.0
-COLUMNS = ("replica", "running", "waiting", "KV blocks free", "KV used", "seqs/step", "tokens/step", "report age")
+COLUMNS = ("replica", "state", "running", "waiting", "KV blocks free", "KV used", "max seqs/step", "max tokens/step")
 
 
 async def fetch_status(base_url: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def show_status(status: dict[str, Any], out: RichConsole) -> None:
         replicas = model["up"]
         table = Table(title=f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up")
         for column in COLUMNS:
-            table.add_column(column, justify="left" if column == "replica" else "right")
+            table.add_column(column, justify="left" if column in ("replica", "state") else "right")
         for replica in replicas:
             table.add_row(*_cells(replica))
         out.print(table)
@@ -47,10 +47,10 @@ def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
     """What a newcomer needs next: the URL, a curl to paste, and how much fits into the service."""
     lines = ["", f"brimful is ready at {base_url}", ""]
     for model in status["models"]:
-        reports = [replica["report"] for replica in model["up"] if replica["report"]]
+        loads = [replica["load"] for replica in model["up"]]
         size = f"{len(model['up'])} replica{'s' * (len(model['up']) != 1)}"
-        if reports:
-            first = reports[0]
+        if loads:
+            first = loads[0]
             size += (
                 f", each with {first['num_blocks_total']} KV blocks of {first['block_size']} tokens,"
                 f" {first['max_num_seqs']} sequences and {first['max_num_batched_tokens']} tokens in a step"
@@ -66,18 +66,16 @@ def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
 
 
 def _cells(replica: dict[str, Any]) -> list[str]:
-    report = replica["report"]
-    if report is None:
-        return [replica["replica_id"], *["-"] * (len(COLUMNS) - 1)]
-    free = report["num_blocks_free"] + report["num_blocks_cached"]
-    total = report["num_blocks_total"]
+    load = replica["load"]
+    total = load["num_blocks_total"]
+    free = load["num_blocks_free"] + load["num_blocks_cached"]
     return [
         replica["replica_id"],
-        str(report["num_running"]),
-        str(report["num_waiting"]),
+        replica["state"],
+        str(load["num_running"]),
+        str(load["num_waiting"]),
         f"{free}/{total}",
         f"{(total - free) / total:.0%}" if total else "-",
-        str(report["max_num_seqs"]),
-        str(report["max_num_batched_tokens"]),
-        f"{replica['report_age_s']:.1f} s",
+        str(load["max_num_seqs"]),
+        str(load["max_num_batched_tokens"]),
     ]

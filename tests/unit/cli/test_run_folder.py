@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
     monkeypatch.setattr(run_folder, "MAX_PATH_BYTES", 1000)
-    monkeypatch.setattr(run_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = RunFolder.create()
     yield made
     made.remove()
@@ -114,7 +115,7 @@ def test_a_folder_that_is_being_made_is_kept(folder: RunFolder) -> None:
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ResourceError, match="too long for sockets: set TMPDIR"):
         RunFolder.create()
     assert list(tmp_path.iterdir()) == []
