@@ -134,6 +134,7 @@ TREE_VIOLATIONS = {
     "outside folder": ("README.md", "See ../shared/design.md\n", "README.md:1: names a folder outside the project"),
     "registry": ("Makefile", "pip install -i https://pypi.org/simple x\n", "Makefile:1: names a package registry"),
     "environ": ("replica/planted.py", "import os\n\nx = os.environ['X']\n", "replica/planted.py:3: touches the env"),
+    "stale exception": ("replica/model/fetch.py", "x = 1\n", "replica/model/fetch.py:1: doesn't touch the environment"),
     "getenv": ("router/planted.py", "from os import getenv\n", "router/planted.py:1: touches the environment"),
 }
 

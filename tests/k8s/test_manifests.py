@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from ray._private import ray_constants
 from ray.serve.schema import ServeDeploySchema
 
 from dashboards.alerts import rule_groups
 from deployments.app import SHUTDOWN_MARGIN_S
 from deployments.config import ServeConfig, load_serve_config
 from tests.k8s.overlays import KUBECTL, OVERLAYS, ROOT, container, head, manifests, only, workers
+
+NODE_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="kubectl isn't installed")
 
@@ -51,13 +53,18 @@ def test_pods_listen_where_other_pods_reach_them(serve: ServeConfig) -> None:
 
 
 def test_pod_outlives_its_drain_and_serve_its_streams(overlay: str, serve: ServeConfig) -> None:
-    """pod grace > preStop > Serve's graceful_shutdown_timeout_s > drain limit, each with a margin."""
+    """Pod grace > Ray's drain of the node > Serve's graceful_shutdown_timeout_s > drain limit, each with a margin."""
     graceful_shutdown_timeout_s = serve.app.drain_timeout_s + SHUTDOWN_MARGIN_S
-    command = container(workers(overlay))["lifecycle"]["preStop"]["exec"]["command"]
+    environment = {entry["name"]: entry.get("value") for entry in container(workers(overlay))["env"]}
+    node_drain_s = int(environment[NODE_DRAIN])
     grace_s = workers(overlay)["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert int(command[-1]) >= graceful_shutdown_timeout_s + 30
-    assert grace_s >= int(command[-1]) + 20
+    assert node_drain_s >= graceful_shutdown_timeout_s + 30
+    assert grace_s >= node_drain_s + 20
     assert only(overlay, "RayService")["spec"]["rayClusterDeletionDelaySeconds"] > graceful_shutdown_timeout_s
+
+
+def test_ray_still_knows_the_setting_of_its_drain() -> None:
+    assert getattr(ray_constants, NODE_DRAIN) == 30.0
 
 
 def test_probes_bear_a_slow_start_and_a_pause(overlay: str) -> None:
@@ -143,12 +150,8 @@ def test_every_mount_has_its_volume(overlay: str) -> None:
         assert mounted == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
 
 
-def test_image_holds_every_package_and_the_hook(overlay: str) -> None:
+def test_image_holds_every_package() -> None:
     dockerfile = (ROOT / "k8s" / "Dockerfile").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     packages = re.findall(r'"(\w+)\*"', next(line for line in project.splitlines() if line.startswith("include = ")))
-    copied: set[str] = set(re.findall(r"^COPY (\w\S*) \1$", dockerfile, re.MULTILINE))
-    assert copied == {*packages, "k8s/image"}
-    hook: list[Any] = container(workers(overlay))["lifecycle"]["preStop"]["exec"]["command"]
-    assert (ROOT / str(hook[1]).removeprefix("/opt/brimful/")).is_file()
-    assert f"python:{'3.11'}-" in dockerfile
+    assert re.findall(r"^COPY (\w+) \1$", dockerfile, re.MULTILINE) == packages
