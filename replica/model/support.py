@@ -3,9 +3,9 @@
 Many architectures run under a foreign attention function without an exception and give wrong text: some never
 call it (ALiBi, state-space and hybrid layers), some ignore positions. So every model must pass both.
 
-The self-test runs two short sequences packed into one forward, each attending to its own tokens only, and requires that
-attention was called once per layer, every layer with its own index, and that the logits equal those of the
-same weights run one sequence at a time with transformers' own attention.
+The self-test runs two short sequences packed into one forward, their tokens interleaved, each attending to its own only;
+it requires that attention was called once per layer, every layer with its own index, and that the logits equal
+those of the same weights run one sequence at a time with transformers' own attention.
 """
 
 from __future__ import annotations
@@ -92,14 +92,12 @@ def _depends_on_length(rope_type: str) -> bool:
 
 
 class _ProbeStep:
-    """Attention of sequences packed one after the other, without a cache; remembers which layers called and with
-    what."""
+    """Attention of a step without a cache, each token given by its sequence and position; remembers which layers
+    called and with what."""
 
-    def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
-        owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-        index = torch.arange(len(owner), device=device)
-        self._distance = index[:, None] - index[None, :]
-        self._visible = (owner[:, None] == owner[None, :]) & (self._distance >= 0)
+    def __init__(self, owners: Tensor, positions: Tensor) -> None:
+        self._distance = positions[:, None] - positions[None, :]
+        self._visible = (owners[:, None] == owners[None, :]) & (self._distance >= 0)
         self.layers: list[int] = []
         self.shapes: dict[int, LayerShape] = {}
 
@@ -108,7 +106,7 @@ class _ProbeStep:
         self.layers.append(call.layer)
         self.shapes[call.layer] = LayerShape(num_heads, num_kv_heads, head_size, call.value.shape[-1])
         mask = self._visible if call.window is None else self._visible & (self._distance < call.window)
-        query = call.query.view(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_size)
+        query = call.query.reshape(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_size)
         out = masked_softmax_attention(call, query, call.key, call.value, mask)
         return out.flatten(0, 1).transpose(0, 1)
 
@@ -122,15 +120,22 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
     device = next(model.parameters()).device
     text = model.config.get_text_config()
     sequences = [_probe_tokens(length, int(text.vocab_size), device) for length in _PROBE_LENGTHS]
+    lengths = torch.tensor(_PROBE_LENGTHS)
+    owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    positions = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS])
+    # Interleaved, neighbours in the step are strangers: a model that goes by place instead of position shows.
+    order = torch.argsort(positions, stable=True).to(device)
+    owners, positions = owners.to(device)[order], positions.to(device)[order]
     with torch.inference_mode():
         dense = torch.cat([dense_logits(model, tokens) for tokens in sequences])
-        step = _ProbeStep(_PROBE_LENGTHS, device)
+        step = _ProbeStep(owners, positions)
         interface.register()
         model.set_attn_implementation(interface.ATTENTION_NAME)
-        positions = torch.cat([torch.arange(length, device=device) for length in _PROBE_LENGTHS])
         try:
             with attention_step(step):
-                output = model(input_ids=torch.cat(sequences)[None], position_ids=positions[None], use_cache=False)
+                output = model(
+                    input_ids=torch.cat(sequences)[order][None], position_ids=positions[None], use_cache=False
+                )
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelUnsupported(f"{name} can't run with paged attention: {reason}") from error
@@ -139,7 +144,7 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
             f"{name} can't be served: attention ran {len(step.layers)} times for {text.num_hidden_layers} layers, "
             "so some layers keep a state that paged attention doesn't hold"
         )
-    require_equal_logits(name, output.logits[0], dense)
+    require_equal_logits(name, output.logits[0], dense[order])
     return [step.shapes[layer] for layer in range(text.num_hidden_layers)]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
 from replica.model.convert import quiet_transformers
+from replica.model.support import require_supported_config
 from replica.model_card import ModelCard
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,6 +45,7 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> 
     dtype = choose_dtype(config.dtype, device)
     try:
         with quiet_transformers():
+            require_supported_config(AutoConfig.from_pretrained(card.weights_dir))
             model = AutoModelForCausalLM.from_pretrained(
                 card.weights_dir, dtype=dtype, attn_implementation="eager", device_map={"": device}
             )
