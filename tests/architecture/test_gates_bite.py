@@ -98,7 +98,12 @@ def test_type_gate_names_an_untyped_function_and_a_wrong_type(copy: Path) -> Non
             "torch and transformers only under replica.model",
         ),
         ("replica/scheduler/planted.py", "import replica.model.planted_runner\n", "load no torch"),
-        ("replica/scheduler/planted.py", "import replica.model.api\n", "The scheduler knows neither model nor text"),
+        (
+            "replica/scheduler/planted.py",
+            "import replica.model.planted_runner\n",
+            "the scheduler knows only the contract",
+        ),
+        ("replica/scheduler/planted.py", "import replica.text\n", "the scheduler knows only the contract"),
         ("router/planted.py", "import ray\n", "ray only under deployments"),
         ("replica/planted.py", "import fastapi\n", "fastapi only under deployments"),
     ],
@@ -111,6 +116,7 @@ def test_import_gate_breaks_the_contract(copy: Path, name: str, text: str, contr
     plant(copy, "deployments/cli/commands.py", "import bench.scorers\nimport dashboards.publish\n")
     plant(copy, "deployments/cli/__init__.py", "")
     plant(copy, "dashboards/publish.py", "import replica.metrics\n")
+    plant(copy, "replica/scheduler/admission.py", "import replica.model.api\n")
     assert run(copy, "lint-imports", "--no-cache")[0] == 0
     plant(copy, name, text)
     code, output = run(copy, "lint-imports", "--no-cache")
