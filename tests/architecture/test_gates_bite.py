@@ -101,9 +101,9 @@ def test_type_gate_names_an_untyped_function_and_a_wrong_type(copy: Path) -> Non
         (
             "replica/scheduler/planted.py",
             "import replica.model.planted_runner\n",
-            "the scheduler knows only the contract",
+            "scheduler knows only the contract",
         ),
-        ("replica/scheduler/planted.py", "import replica.text\n", "the scheduler knows only the contract"),
+        ("replica/scheduler/planted.py", "import replica.text\n", "scheduler knows only the contract"),
         ("router/planted.py", "import ray\n", "ray only under deployments"),
         ("replica/planted.py", "import fastapi\n", "fastapi only under deployments"),
     ],
