@@ -169,14 +169,15 @@ class Engine:
             self._sequences[seq_id] = _Sequence(request.request_id, index)
 
     def _give_way(self, plan: StepPlan) -> None:
-        """A step didn't fit in device memory: plan less next time. What doesn't fit alone at the floor ends."""
-        if len(plan) == 1 and plan.num_tokens[0] <= MemoryBrake.FLOOR:
+        """A step didn't fit in device memory: plan less next time. What doesn't fit alone at the floor, again and
+        again, ends."""
+        self._brake.failed(sum(plan.num_tokens))
+        if len(plan) == 1 and self._brake.gives_up():
             result = StepResult(plan.step, [PENDING_TOKEN], {0: StepFailed.code})
             self._emit(self._scheduler.commit(plan, result, self._clock()))
             return
         self._scheduler.rollback(plan)
         self._scheduler.preempt_newest()
-        self._brake.failed(sum(plan.num_tokens))
         self._apply_limits()
 
     def _apply_limits(self) -> None:

@@ -17,10 +17,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from replica.engine_api import EngineCommands, EngineUpdate
 from replica.engine_worker import EngineFailed, EngineProgress, EngineReady, EngineStart
-from replica.errors import EngineDead, error_from_info
+from replica.errors import ResourceError, error_from_info
 from replica.frames import FrameReader, pack
 
 _CHILD = (
@@ -28,6 +29,10 @@ _CHILD = (
     "from replica.engine_worker import main; main(int(sys.argv[1]))"
 )
 _EXIT_GRACE_S = 5.0
+_DIED_LOADING = (
+    "the engine process ended while it was loading the model (killed, or out of memory?): "
+    "free memory, or choose a smaller model or KV cache"
+)
 
 
 class ProcessClient(asyncio.Protocol):
@@ -68,7 +73,7 @@ class ProcessClient(asyncio.Protocol):
             transport, _ = await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
             transport.set_write_buffer_limits(high=0)
             transport.write(pack(start))
-            await client._ready
+            await asyncio.shield(client._ready)
         except BaseException:
             await client.close()
             raise
@@ -122,8 +127,7 @@ class ProcessClient(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
 
     def data_received(self, data: bytes) -> None:
         for frame in self._reader.feed(data):
@@ -140,7 +144,7 @@ class ProcessClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._gone.set()
         if not self._ready.done():
-            self._ready.set_exception(EngineDead("the engine process ended while it was loading the model"))
+            self._ready.set_exception(ResourceError(_DIED_LOADING))
             self._ready.exception()
         if not self._closing and self._on_death is not None:
             self._on_death(self._cause)

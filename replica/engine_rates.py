@@ -32,18 +32,29 @@ class MemoryBrake:
 
     FLOOR = 2
     _STEPS_TO_TRUST = 16
+    _TRIES_AT_FLOOR = 3
 
     def __init__(self) -> None:
         self.limit: int | None = None
         self._good_steps = 0
+        self._failures_at_floor = 0
+
+    def gives_up(self) -> bool:
+        """The last steps all failed at the floor, so that their one sequence can't be saved. Counting starts anew."""
+        if self._failures_at_floor < self._TRIES_AT_FLOOR:
+            return False
+        self._failures_at_floor = 0
+        return True
 
     def failed(self, num_tokens: int) -> None:
         """A step of `num_tokens` didn't fit."""
         self.limit = max(self.FLOOR, num_tokens // 2)
         self._good_steps = 0
+        self._failures_at_floor = self._failures_at_floor + 1 if num_tokens <= self.FLOOR else 0
 
     def fitted(self, configured_tokens: int) -> bool:
         """A step fitted; True when the limit changed by that."""
+        self._failures_at_floor = 0
         if self.limit is None:
             return False
         self._good_steps += 1

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ class ReplicaService:
 
     # ---- requests ----
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[StreamMessage]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
         """The request's life as messages: first that it was taken (or its one refusal), then coalesced news, the first
         token at once. Closing the iterator aborts what isn't finished."""
         try:

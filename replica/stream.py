@@ -13,37 +13,29 @@ import asyncio
 from replica.errors import ErrorInfo
 from replica.request import FinishReason, GenerationRequest, TokenEvent
 from replica.scheduler.plan import PENDING_TOKEN
-from replica.text.detokenizer import Detokenizer
-from replica.text.stop_strings import StopStrings
+from replica.text.output_text import OutputText
 from replica.text.tokenizer import Tokenizer
 
 
 class Answer:
     """One of the request's n sequences: its text so far and the news that nobody has taken yet.
 
-    `num_output_tokens` includes those made elsewhere (`prior_output_ids`), `num_new_tokens` doesn't. The text of a
-    stop token isn't shown (an EOS is when special tokens are asked for), its id is.
+    `num_output_tokens` includes those made elsewhere (`prior_output_ids`). The text of an EOS is shown only when
+    special tokens are asked for, whether or not the tokenizer knows that it is one; its id always is.
     """
 
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        sampling = request.sampling
         self.index = index
-        self.num_output_tokens = 0
-        self.num_new_tokens = 0
+        self.num_output_tokens = len(request.prior_output_ids)
         self.finish_reason: FinishReason | None = None
         self.last_token_at_s: float | None = None
-        self._sampling = sampling
-        self._detokenizer = Detokenizer(tokenizer, request.prompt_ids, (), sampling.skip_special_tokens)
-        self._stops = StopStrings(sampling.stop)
+        self.has_news = False
+        self._hides_eos = request.sampling.skip_special_tokens
+        self._output = OutputText(tokenizer, request.prompt_ids, request.sampling, request.prior_output_ids)
         self._stop_reason: str | int | None = None
         self._error: ErrorInfo | None = None
         self._token_ids: list[int] = []
         self._text = ""
-        self.has_news = False
-        # Replayed as the first replica made it, so that a half-matched stop string is held back here too.
-        for token_id in request.prior_output_ids:
-            self.num_output_tokens += 1
-            self._advance(token_id)
 
     @property
     def backlog(self) -> int:
@@ -61,22 +53,21 @@ class Answer:
         whatever the engine says. After the end nothing changes."""
         if self.finish_reason is not None:
             return self.finish_reason
-        self.has_news = True
+        shown: tuple[int, ...] = ()
         if token_id != PENDING_TOKEN:
             self.num_output_tokens += 1
-            self.num_new_tokens += 1
             self._token_ids.append(token_id)
-            shows_stop = stop_reason is None and not self._sampling.skip_special_tokens
-            if finish_reason is not FinishReason.STOP or shows_stop:
-                self._text += self._advance(token_id)
-        if self._stops.matched is None and finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._text += self._flush()
-        if self._stops.matched is not None:
-            finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
-        else:
-            self._stop_reason = stop_reason
+            is_eos = finish_reason is FinishReason.STOP and stop_reason is None
+            shown = () if is_eos and self._hides_eos else (token_id,)
+        # An answer cut short may be continued elsewhere: what is held back now will be made certain there.
+        complete = finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        update = self._output.feed(shown, finish_reason if complete else None, stop_reason)
+        self._text += update.text
+        self._stop_reason, self._error = stop_reason, error
+        if update.stop is not None:
+            finish_reason, self._stop_reason = FinishReason.STOP, update.stop
         self.finish_reason = finish_reason
-        self._error = error
+        self.has_news = True
         return finish_reason
 
     def take(self) -> TokenEvent:
@@ -92,19 +83,6 @@ class Answer:
         )
         self._token_ids, self._text, self.has_news = [], "", False
         return event
-
-    def _advance(self, token_id: int) -> str:
-        text = self._detokenizer.feed((token_id,))
-        return self._watch(text)
-
-    def _flush(self) -> str:
-        return self._watch(self._detokenizer.flush()) + self._stops.flush()
-
-    def _watch(self, text: str) -> str:
-        """Stop strings count from the token after the `min_tokens`-th on."""
-        if self.num_output_tokens <= self._sampling.min_tokens:
-            return text
-        return self._stops.feed(text)[0]
 
 
 class Stream:

@@ -1,0 +1,300 @@
+"""The engine in a process of its own, with the fake model: death, stall, poison, floods of aborts, no leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from replica.config import EngineConfig
+from replica.engine import sequence_seed
+from replica.errors import EngineDead, ModelNotFound, ResourceError, StartupError
+from replica.model.api import InFlightStep, ModelRunner
+from replica.model.fake import FakeModel
+from replica.model_card import ModelCard
+from replica.request import FinishReason, GenerationRequest
+from replica.scheduler.plan import StepPlan
+from replica.service import ReplicaService
+from tests.fake_replica import FakeFactory, answer, fake_shape, request_of, running, small_config, write_model
+
+
+@dataclass(slots=True)
+class SlowModel(FakeModel):
+    """Each step takes as long as a small model's, so that there is time to meddle."""
+
+    step_s: float = 0.01
+
+    def submit(self, plan: StepPlan) -> InFlightStep:
+        time.sleep(self.step_s)
+        return FakeModel.submit(self, plan)
+
+
+@dataclass(frozen=True)
+class SlowFactory(FakeFactory):
+    def __call__(self, config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
+        return SlowModel(self.shape, **self.faults), write_model(self.folder)
+
+
+@dataclass(frozen=True)
+class FailingFactory:
+    error: Exception
+
+    def __call__(self, config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
+        raise self.error
+
+
+def dying_factory(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
+    os._exit(3)
+
+
+def stuck_factory(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
+    progress("stuck")
+    time.sleep(1000)
+    raise AssertionError
+
+
+def oracle(request: GenerationRequest) -> list[int]:
+    return FakeModel(fake_shape()).alone(request, sequence_seed(request.sampling.seed or 0, 0))[0]
+
+
+def engine_pid(service: ReplicaService) -> int:
+    return int(service.status()["engine_pid"])
+
+
+async def quiet(service: ReplicaService) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            load = service.load()
+            if (load.num_running, load.num_waiting, load.kv_usage_ratio) == (0, 0, 0.0):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_the_process_gives_the_same_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    fds = set(Path("/proc/self/fd").iterdir())
+    async with running(small_config(), FakeFactory(tmp_path), in_thread=False, progress=lines.append) as service:
+        pid = engine_pid(service)
+        assert pid != os.getpid()
+        requests = [request_of(f"r{i}", num_prompt=3 + i, max_tokens=10, first=i) for i in range(8)]
+        answers = await asyncio.gather(*(answer(service, request) for request in requests))
+        for request, answered in zip(requests, answers, strict=True):
+            assert answered.token_ids() == oracle(request)
+        service.check()
+    assert lines == ["loading the fake model"]
+    assert not psutil.pid_exists(pid)
+    assert set(Path("/proc/self/fd").iterdir()) <= fds
+
+
+def test_it_works_on_the_event_loop_that_serve_replicas_use(tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def serve_one() -> None:
+        async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
+            request = request_of("r", max_tokens=10)
+            assert (await answer(service, request)).token_ids() == oracle(request)
+            os.kill(engine_pid(service), signal.SIGKILL)
+            late = await answer(service, request_of("late", max_tokens=100))
+            assert late.end().error is not None
+
+    uvloop.run(serve_one())
+
+
+async def test_a_killed_engine_ends_every_stream_within_a_second_and_fails_the_check(tmp_path: Path) -> None:
+    async with running(small_config(), SlowFactory(tmp_path), in_thread=False) as service:
+        streams = [asyncio.ensure_future(answer(service, request_of(f"r{i}", max_tokens=100))) for i in range(10)]
+        while service.load().num_running < 4:
+            await asyncio.sleep(0.01)
+        os.kill(engine_pid(service), signal.SIGKILL)
+        async with asyncio.timeout(1.0):
+            answers = await asyncio.gather(*streams)
+        for answered in answers:
+            end = answered.end()
+            assert end.finish_reason is FinishReason.ERROR
+            assert end.error is not None
+            assert end.error.code == "engine_dead"
+        with pytest.raises(EngineDead):
+            service.check()
+        assert (await answer(service, request_of("late"))).end().finish_reason is FinishReason.REJECTED
+
+
+async def test_an_engine_that_hangs_counts_as_dead_after_the_stall_timeout(tmp_path: Path) -> None:
+    async with running(small_config(stall_timeout_s=1.5), SlowFactory(tmp_path), in_thread=False) as service:
+        stream = asyncio.ensure_future(answer(service, request_of("r", max_tokens=100)))
+        while not service.load().num_running:
+            await asyncio.sleep(0.01)
+        os.kill(engine_pid(service), signal.SIGSTOP)
+        async with asyncio.timeout(6.0):
+            end = (await stream).end()
+        assert end.error is not None
+        assert end.error.code == "engine_dead"
+        with pytest.raises(EngineDead, match="no step"):
+            service.check()
+
+
+async def test_an_idle_engine_is_no_stalled_engine_and_keeps_reporting(tmp_path: Path) -> None:
+    async with running(small_config(stall_timeout_s=2.5), FakeFactory(tmp_path), in_thread=False) as service:
+        first = service.load().number
+        async with asyncio.timeout(10):
+            while service.load().number < first + 3:
+                await asyncio.sleep(0.05)
+        service.check()
+
+
+async def test_signals_for_the_whole_process_group_leave_the_engine_alone(tmp_path: Path) -> None:
+    async with running(small_config(), SlowFactory(tmp_path), in_thread=False) as service:
+        stream = asyncio.ensure_future(answer(service, request_of("r", max_tokens=30)))
+        while not service.load().num_running:
+            await asyncio.sleep(0.01)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(engine_pid(service), number)
+        assert (await stream).end().finish_reason is FinishReason.LENGTH
+        service.check()
+
+
+@pytest.mark.parametrize("killed_by", [signal.SIGKILL, signal.SIGTERM])
+def test_the_engine_dies_with_its_parent(tmp_path: Path, killed_by: signal.Signals) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from tests.fake_replica import FakeFactory, small_config\n"
+        "from replica.service import ReplicaService\n"
+        "async def main():\n"
+        "    service = await ReplicaService.start(small_config(), replica_id='r', model_name='m',\n"
+        "        runner_factory=FakeFactory(Path(sys.argv[1])))\n"
+        "    print(service.status()['engine_pid'], flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    ) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        os.kill(engine.pid, signal.SIGSTOP)
+        parent.send_signal(killed_by)
+        _, alive = psutil.wait_procs([engine], timeout=5.0)
+        assert not alive
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "message"),
+    [
+        (FailingFactory(ModelNotFound("no such model: x")), ModelNotFound, "no such model: x"),
+        (FailingFactory(ValueError("odd")), StartupError, "loading the model failed: ValueError: odd"),
+        (dying_factory, ResourceError, "ended while it was loading"),
+    ],
+)
+async def test_a_failed_start_is_one_clear_error_and_leaves_no_process(
+    factory: Callable[..., tuple[ModelRunner, ModelCard]], kind: type[Exception], message: str
+) -> None:
+    children = set(psutil.Process().children())
+    with pytest.raises(kind, match=message):
+        await ReplicaService.start(small_config(), replica_id="r", model_name="m", runner_factory=factory)
+    assert set(psutil.Process().children()) <= children
+
+
+async def test_a_cancelled_start_leaves_no_process() -> None:
+    children = set(psutil.Process().children())
+    said: asyncio.Queue[str] = asyncio.Queue()
+    start = asyncio.ensure_future(
+        ReplicaService.start(
+            small_config(), replica_id="r", model_name="m", runner_factory=stuck_factory, progress=said.put_nowait
+        )
+    )
+    assert await said.get() == "stuck"
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert set(psutil.Process().children()) <= children
+
+
+async def test_a_poison_request_fails_alone_and_the_process_lives(tmp_path: Path) -> None:
+    requests = [request_of(f"r{i}", max_tokens=10, first=i) for i in range(3)]
+    harmless = {token for request in requests for token in (*request.prompt_ids, *oracle(request))}
+    poison_token = min(set(range(90)) - harmless)
+    factory = FakeFactory(tmp_path, faults={"poison_token": poison_token})
+    async with running(small_config(), factory, in_thread=False) as service:
+        poison = request_of("poison", prompt_ids=(1, poison_token))
+        *answers, poisoned = await asyncio.gather(*(answer(service, request) for request in (*requests, poison)))
+        assert [answered.token_ids() for answered in answers] == [oracle(request) for request in requests]
+        error = poisoned.end().error
+        assert error is not None
+        assert error.code == "step_failed"
+        service.check()
+
+
+@pytest.mark.parametrize("every", [3, 7])
+async def test_running_out_of_memory_every_few_steps_gives_the_same_outputs(tmp_path: Path, every: int) -> None:
+    factory = FakeFactory(tmp_path, faults={"oom_every": every})
+    async with running(small_config(), factory, in_thread=False) as service:
+        requests = [request_of(f"r{i}", num_prompt=3 + 7 * i, max_tokens=10, first=i) for i in range(6)]
+        answers = await asyncio.gather(*(answer(service, request) for request in requests))
+        assert [answered.token_ids() for answered in answers] == [oracle(request) for request in requests]
+        await quiet(service)
+
+
+async def test_two_hundred_aborts_at_random_times_leave_nothing_running(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    config = small_config(max_num_seqs=8, max_num_batched_tokens=16)
+    factory = SlowFactory(tmp_path, faults={"step_s": 0.002})
+
+    async def leave_early(service: ReplicaService, number: int) -> None:
+        await asyncio.sleep(draw.uniform(0, 1.0))
+        stream = service.generate(
+            request_of(f"r{number}", num_prompt=80, max_tokens=40, first=number, n=1 + number % 2)
+        )
+        try:
+            async with asyncio.timeout(draw.uniform(0, 0.3)):
+                async for _ in stream:
+                    pass
+        except TimeoutError:
+            await stream.aclose()
+        if number % 3 == 0:
+            service.abort(f"r{number}")
+
+    async with running(config, factory, in_thread=False) as service:
+        await asyncio.gather(*(leave_early(service, number) for number in range(200)))
+        await quiet(service)
+        assert service.load().num_blocks_free + service.load().num_blocks_cached == service.load().num_blocks_total
+        assert service.status()["num_streams"] == 0
+        labels = {"model_name": "fake", "replica": "replica-1", "finished_reason": "abort"}
+        num_aborted = service.metrics.registry.get_sample_value("brimful_request_success_total", labels)
+        assert num_aborted is not None
+        assert num_aborted > 100, "too few were aborted: the test shows nothing"
+        canary = request_of("canary", max_tokens=10)
+        assert (await answer(service, canary)).token_ids() == oracle(canary)
+
+
+async def test_a_consumer_that_does_not_read_does_not_stop_the_engine(tmp_path: Path) -> None:
+    async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
+        idle = service.generate(request_of("idle", max_tokens=100))
+        await anext(idle)
+        other = request_of("other", max_tokens=60, first=3)
+        assert (await answer(service, other)).token_ids() == oracle(other)
+        await quiet(service)
+        rest = [event async for message in idle for event in message.events]
+        assert sum(len(event.token_ids) for event in rest) == 100
+
+
+async def test_an_event_loop_that_is_blocked_does_not_stop_the_engine(tmp_path: Path) -> None:
+    async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
+        stream = service.generate(request_of("r", max_tokens=100))
+        await anext(stream)
+        before = service.load().number
+        time.sleep(1.0)
+        await asyncio.sleep(0.05)
+        assert service.load().num_running == 0
+        assert service.load().number > before + 50
+        rest = [event async for message in stream for event in message.events]
+        assert sum(len(event.token_ids) for event in rest) == 100
