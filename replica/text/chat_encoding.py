@@ -25,6 +25,7 @@ from typing import Any
 
 from replica.errors import InvalidRequest
 from replica.text.chat_template import ChatTemplate, Message
+from replica.text.prompt_length import refuse_hopeless
 from replica.text.tokenizer import Tokenizer
 
 _START, _END = "\ufdd0", "\ufdd1"
@@ -45,25 +46,38 @@ class ChatEncoder:
         self._control_pattern = _any_of([*special, *written])
 
     def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: object
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        max_model_len: int | None = None,
+        **kwargs: object,
     ) -> tuple[int, ...]:
         """Ids of the prompt. `messages` are plain dicts with `role` and `content` as the template wants them.
 
-        Raises `InvalidRequest` (param `messages`) when the template refuses them.
+        Raises `InvalidRequest` (param `messages`) when the template refuses them, and `PromptTooLong` unencoded when
+        the text can't fit into `max_model_len` tokens.
         """
         if not self._template.knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
         if not any(self._has_control(value) for m in messages for key, value in m.items() if key != "role"):
-            return self._tokenizer.encode(self._template.render(messages, add_generation_prompt, **kwargs), False)
+            rendered = self._template.render(messages, add_generation_prompt, **kwargs)
+            self._check_length(rendered, max_model_len)
+            return self._tokenizer.encode(rendered, False)
         if _contains_marks(messages):
             text = "the messages contain both control tokens and the noncharacters U+FDD0 or U+FDD1"
             raise InvalidRequest(text, param="messages")
         marked = [self._mark_message(message) for message in messages]
-        return self._encode_marked(self._template.render(marked, add_generation_prompt, **kwargs))
+        rendered = self._template.render(marked, add_generation_prompt, **kwargs)
+        self._check_length(rendered, max_model_len)
+        return self._encode_marked(rendered)
 
     @cached_property
     def _secret_tokenizer(self) -> Tokenizer:
         return self._tokenizer.renamed(self._secret_names)
+
+    def _check_length(self, rendered: str, max_model_len: int | None) -> None:
+        if max_model_len is not None:
+            refuse_hopeless(self._tokenizer, rendered, max_model_len, "messages")
 
     def _mark_message(self, message: Message) -> Message:
         pattern = self._special_pattern if message.get("role") == "assistant" else self._control_pattern

@@ -1,0 +1,396 @@
+"""Every field: what is taken, what is refused and how it is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.openai_schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+    to_sampling,
+)
+from deployments.openai_unsupported import CHAT, COMPLETION
+from replica.errors import InvalidRequest, PromptTooLong
+from tests.tokenizer_families import card
+
+USER = {"role": "user", "content": "hello"}
+CONTEXT = 100
+VOCAB = 50
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return parse_chat(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
+
+
+def refused(field: str | None, **fields: Any) -> str:
+    """Both endpoints refuse these fields, naming `field`; the chat's message."""
+    messages = []
+    for parse in (chat, completion):
+        with pytest.raises(InvalidRequest) as error:
+            parse(**fields)
+        assert error.value.param == field
+        assert len(error.value.message) < 500
+        messages.append(error.value.message)
+    return messages[0]
+
+
+SAMPLES: list[tuple[str, list[Any], list[Any]]] = [
+    ("max_tokens", [None, 1, 2**31 - 1], [0, -1, 1.0, "8", 2**31, 2**63, 10**400, True, [1]]),
+    ("temperature", [None, 0, 1e-12, 1e-4, 0.01, 1, 2], [2.01, -0.1, "0", True, 1e999, [1], 10**400]),
+    ("top_p", [None, 1e-9, 0.5, 1], [0, 1.01, -1, "1", False]),
+    ("top_k", [None, -1, 0, 1, VOCAB, VOCAB + 1], [-2, 1.5, True, "1", 2**31, 2**63]),
+    ("n", [None, 1, 16], [0, -1, 17, 1.0, True, 2**63, "1"]),
+    ("seed", [None, -1, 0, 2**63 - 1, -(2**63)], [2**63, 2**64, 1.0, True, "1"]),
+    ("min_tokens", [None, 0, 5], [-1, True, 2**31, 1.0]),
+    ("priority", [None, 0, -5, 5], [2**31, True, "high", 0.5]),
+    ("ignore_eos", [None, True, False], [1, "true", 0]),
+    ("skip_special_tokens", [None, True, False], [1, "no"]),
+    ("stream", [None, True, False], [1, "true"]),
+    ("cache_salt", [None, "tenant"], ["", 1, "x" * 513]),
+    ("stop", [None, [], "a", ["a", "bc"], ["x"] * 16, "🌶"], ["", ["a", ""], [1], {"a": 1}, 5, ["x"] * 17, "x" * 1025]),
+    ("user", [None, "me"], [1, "x" * 513]),
+    ("store", [None, True, False], ["yes"]),
+    ("service_tier", [None, "auto", "default"], ["flex", 1]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, good, _ in SAMPLES for value in good])
+def test_possible_values_are_taken(field: str, value: object) -> None:
+    chat(**{field: value})
+    completion(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, _, bad in SAMPLES for value in bad])
+def test_impossible_values_are_refused_by_the_fields_name(field: str, value: object) -> None:
+    assert refused(field, **{field: value}).startswith(field)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "seed", "max_tokens", "frequency_penalty", "user"])
+def test_numbers_that_are_none_are_refused_by_the_fields_name(field: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse_chat(
+            b'{"model":"m","messages":[{"role":"user","content":"a"}],"%s":%s}' % (field.encode(), text.encode())
+        )
+    assert error.value.param == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"emoji \\ud83d"}]}',
+        b'{"model":"\\ud83d","messages":[{"role":"user","content":"a"}]}',
+        b'{"model":"m","stop":"\\udc00","messages":[{"role":"user","content":"a"}]}',
+        b'{"a":' * 100_000,
+        b"[" * 1_000_000,
+        b'{"seed":' + b"9" * 1_000_000 + b"}",
+        b'{"model":"m","messages":[{"role":"user","content":"a"}]} trailing',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"' + b"x" * 100_000 + b'":1}',
+    ],
+)
+def test_hostile_bodies_are_refused_briefly(body: bytes) -> None:
+    for parse in (parse_chat, parse_completion):
+        with pytest.raises(InvalidRequest) as error:
+            parse(body)
+        assert len(error.value.message) < 500
+
+
+def test_a_paired_surrogate_escape_is_its_character_and_of_equal_keys_the_last_counts() -> None:
+    body = b'{"model":"a","model":"b","messages":[{"role":"user","content":"\\ud83c\\udf36"}]}'
+    assert (parse_chat(body).model, parse_chat(body).messages[0].content) == ("b", "🌶")
+
+
+def test_a_deep_content_in_a_message_is_refused() -> None:
+    deep: Any = "a"
+    for _ in range(150):
+        deep = [deep]
+    with pytest.raises(InvalidRequest):
+        chat(messages=[{"role": "user", "content": deep}])
+
+
+def test_unknown_fields_are_refused_by_name() -> None:
+    assert refused("temprature", temprature=1) == "temprature is not a known field"
+
+
+@pytest.mark.parametrize("field", ["model"])
+def test_required_fields(field: str) -> None:
+    assert refused(field, **{field: None}) == f"{field} is required"
+    for parse in (parse_chat, parse_completion):
+        with pytest.raises(InvalidRequest, match="is required"):
+            parse(b'{"model": "m"}')
+
+
+ASKING: dict[str, object] = {
+    "logprobs": 1,
+    "top_logprobs": 3,
+    "logit_bias": {"5": 100},
+    "frequency_penalty": 0.5,
+    "presence_penalty": -2,
+    "repetition_penalty": 1.1,
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "response_format": {"type": "json_object"},
+    "min_p": 0.1,
+    "suffix": "end",
+    "echo": True,
+}
+
+
+@pytest.mark.parametrize(("parse", "known"), [(chat, CHAT), (completion, COMPLETION)])
+def test_what_is_not_supported_yet_is_refused_by_name_unless_it_asks_for_nothing(parse: Any, known: Any) -> None:
+    for name, neutral in known.items():
+        for value in (None, *neutral):
+            parse(**{name: value})
+        for value in (ASKING.get(name, {"asks": "something"}), "something", ["x"], 17):
+            with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet$") as error:
+                parse(**{name: value})
+            assert error.value.param == name
+
+
+def test_false_is_no_zero_and_zero_is_no_false() -> None:
+    assert refused("frequency_penalty", frequency_penalty=False)
+    assert refused("logprobs", logprobs=0)
+
+
+def test_stream_options_need_a_stream() -> None:
+    assert refused("stream_options", stream_options={"include_usage": True})
+    assert refused("stream_options", stream=False, stream_options={})
+    assert refused("stream_options.include_usage", stream=True, stream_options={"include_usage": 1})
+    assert refused("stream_options.more", stream=True, stream_options={"more": 1})
+    for wanted, options in [
+        (True, {"include_usage": True}),
+        (False, {"include_usage": False}),
+        (False, {}),
+        (False, None),
+    ]:
+        assert chat(stream=True, stream_options=options).include_usage is wanted
+
+
+def test_the_two_names_of_the_maximum_must_agree() -> None:
+    assert chat(max_completion_tokens=5).max_output_tokens == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).max_output_tokens == 5
+    assert chat(max_completion_tokens=None, max_tokens=6).max_output_tokens == 6
+    assert chat().max_output_tokens is None
+    with pytest.raises(InvalidRequest, match="differ") as error:
+        chat(max_completion_tokens=5, max_tokens=6)
+    assert error.value.param == "max_completion_tokens"
+
+
+def test_min_tokens_can_not_exceed_the_maximum() -> None:
+    assert refused("min_tokens", min_tokens=9, max_tokens=8)
+
+
+# --- messages
+
+
+def content_of(content: object, **message: object) -> str:
+    return chat(messages=[{"role": "user", "content": content, **message}]).messages[0].content
+
+
+def test_text_parts_are_their_texts_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert content_of(parts) == content_of("ab") == "ab"
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "user", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content"),
+        ({"role": "user", "content": []}, "messages[1].content"),
+        ({"role": "user", "content": 5}, "messages[1].content"),
+        ({"role": "user", "content": {"type": "text"}}, "messages[1].content"),
+        ({"role": "user", "content": ["a"]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "more": 1}]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[1].content"),
+        ({"role": "wizard", "content": "a"}, "messages[1].role"),
+        ({"content": "a"}, "messages[1].role"),
+        ({"role": "tool", "content": "a"}, "messages[1]"),
+        ({"role": "user", "content": "a", "tool_call_id": "c1"}, "messages[1]"),
+        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "messages[1]"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "c"}]}, "messages[1].tool_calls[0].function"),
+        ({"role": "user", "content": "a", "more": 1}, "messages[1].more"),
+        ("text", "messages[1]"),
+        (None, "messages[1]"),
+    ],
+)
+def test_messages_that_make_no_sense_are_refused_where_they_do_not(message: object, param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        chat(messages=[USER, message])
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize("messages", [[], {}, "hello", None, 5, [USER] * 4097])
+def test_messages_are_a_list_of_some(messages: object) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        chat(messages=messages)
+    assert error.value.param == "messages"
+
+
+def test_the_history_of_an_answer_of_ours_is_taken_back() -> None:
+    answer: dict[str, object] = {
+        "role": "assistant",
+        "content": "hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+    }
+    assert chat(messages=[USER, answer, USER]).messages[1].for_template() == {"role": "assistant", "content": "hi"}
+
+
+def test_tool_calls_reach_the_template_with_arguments_as_an_object() -> None:
+    odd = {"id": "c2", "function": {"name": "g", "arguments": "[" * 100_000}}
+    request = chat(
+        messages=[
+            {"role": "assistant", "content": None, "tool_calls": [CALL, odd]},
+            {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"},
+        ]
+    )
+    first, second = (message.for_template() for message in request.messages)
+    assert first["content"] == ""
+    assert [call["function"]["arguments"] for call in first["tool_calls"]] == [{"x": 1}, "[" * 100_000]
+    assert second == {"role": "tool", "content": "2", "name": "f", "tool_call_id": "c1"}
+
+
+# --- prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_all_forms_of_a_prompt(prompt: object, prompts: object) -> None:
+    assert completion(prompt=prompt).prompt == prompts
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], 5, True, {}, ["a", 1], [1, "a"], [[1], 2], [-1], [1.0], [True], [[True]], [None]]
+)
+def test_other_prompts_are_refused(prompt: object) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        completion(prompt=prompt)
+    assert error.value.param == "prompt"
+
+
+def test_the_number_of_choices_is_bounded() -> None:
+    assert len(completion(prompt=["a"] * 512).prompt) == 512
+    with pytest.raises(InvalidRequest, match="more than 512 choices") as error:
+        completion(prompt=["a"] * 33, n=16)
+    assert error.value.param == "prompt"
+
+
+def test_best_of_is_only_possible_as_n() -> None:
+    assert completion(best_of=2, n=2).n == 2
+    with pytest.raises(InvalidRequest) as error:
+        completion(best_of=3, n=2)
+    assert error.value.param == "best_of"
+
+
+# --- sampling
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "expected"),
+    [
+        (CONTEXT - 2, None, 2),
+        (CONTEXT - 2, 1, 1),
+        (CONTEXT - 2, 2, 2),
+        (CONTEXT - 2, CONTEXT, 2),
+        (CONTEXT - 2, 10 * CONTEXT, 2),
+        (CONTEXT - 1, None, 1),
+        (CONTEXT - 1, 1, 1),
+        (CONTEXT - 1, 2, 1),
+        (CONTEXT - 1, CONTEXT, 1),
+        (CONTEXT - 1, 10 * CONTEXT, 1),
+        *((length, cap, None) for length in (CONTEXT, CONTEXT + 1) for cap in (None, 1, 2, CONTEXT, 10 * CONTEXT)),
+    ],
+)
+def test_max_tokens_is_a_cap_cut_to_the_context(
+    prompt_tokens: int, max_tokens: int | None, expected: int | None
+) -> None:
+    for request, field in ((chat(max_tokens=max_tokens), "messages"), (completion(max_tokens=max_tokens), "prompt")):
+        if expected is not None:
+            assert to_sampling(request, card(VOCAB), prompt_tokens, CONTEXT).max_tokens == expected
+            continue
+        with pytest.raises(PromptTooLong) as error:
+            to_sampling(request, card(VOCAB), prompt_tokens, CONTEXT)
+        assert error.value.param == field
+        assert f" {CONTEXT} tokens" in error.value.message
+        assert f" {prompt_tokens} tokens" in error.value.message
+
+
+def test_the_models_defaults_fill_what_the_request_leaves_open() -> None:
+    sampling = to_sampling(chat(), card(VOCAB), 10, CONTEXT)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, None)
+    own = to_sampling(chat(temperature=0, top_p=1, top_k=-1, seed=7), card(VOCAB), 10, CONTEXT)
+    assert (own.temperature, own.top_p, own.top_k, own.seed) == (0, 1, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "expected"), [(-1, 0), (0, 0), (1, 1), (VOCAB - 1, VOCAB - 1), (VOCAB, 0), (VOCAB + 1, 0)]
+)
+def test_top_k_is_off_from_the_vocabulary_on(top_k: int, expected: int) -> None:
+    assert to_sampling(chat(top_k=top_k), card(VOCAB), 1, CONTEXT).top_k == expected
+
+
+@pytest.mark.parametrize("wrong", [VOCAB, VOCAB + 1, 2**31, 2**63, 10**400])
+def test_stop_token_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
+    request = chat(stop_token_ids=[VOCAB - 1, wrong])
+    with pytest.raises(InvalidRequest, match=f"from 0 to {VOCAB - 1}") as error:
+        to_sampling(request, card(VOCAB), 1, CONTEXT)
+    assert error.value.param == "stop_token_ids"
+
+
+def test_stop_token_ids_are_bounded() -> None:
+    assert to_sampling(chat(stop_token_ids=[1, 2, 1] * 42), card(VOCAB), 1, CONTEXT).stop_token_ids == (1, 2)
+    assert refused("stop_token_ids[0]", stop_token_ids=[-1])
+    assert refused("stop_token_ids[0]", stop_token_ids=["1"])
+    for too_many in (129, 1024, 100_000):
+        assert refused("stop_token_ids", stop_token_ids=[1] * too_many)
+
+
+def test_everything_asked_for_reaches_the_sampling() -> None:
+    request = chat(stop=["a", "b"], min_tokens=3, ignore_eos=True, skip_special_tokens=False, max_tokens=9)
+    sampling = to_sampling(request, card(VOCAB), 10, CONTEXT)
+    assert (sampling.stop, sampling.min_tokens, sampling.ignore_eos) == (("a", "b"), 3, True)
+    assert (sampling.skip_special_tokens, sampling.max_tokens) == (False, 9)
+
+
+def test_min_tokens_beyond_the_room_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="90 tokens") as error:
+        to_sampling(chat(min_tokens=91), card(VOCAB), 10, CONTEXT)
+    assert error.value.param == "min_tokens"
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        to_sampling(completion(prompt=""), card(VOCAB), 0, CONTEXT)
