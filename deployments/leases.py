@@ -23,7 +23,7 @@ from typing import Any
 
 from deployments.model_client import ModelClient
 from replica.errors import BrimfulError, EngineDead, EngineFailure, QueueFull, Unavailable, error_from_info
-from replica.request import FinishReason, GenerationRequest, StreamMessage
+from replica.request import GenerationRequest, StreamMessage
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +76,13 @@ class OpenStream:
         return messages
 
     def take(self, message: StreamMessage) -> None:
+        """A first message with events is a refusal: one event for the whole request, and nothing comes after it."""
+        if self.replica_id is None and message.events:
+            self._num_open = 0
+        else:
+            self._num_open -= sum(event.finish_reason is not None for event in message.events)
         self.replica_id = message.replica_id
         self.known.set()
-        for event in message.events:
-            self._num_open -= event.finish_reason is not None
-            if event.finish_reason is FinishReason.REJECTED:  # a refusal is of the whole request
-                self._num_open = 0
         if not self.closed:
             self._messages.append(message)
             self.news.set()

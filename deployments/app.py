@@ -1,0 +1,81 @@
+"""The whole application on one screen: one replica deployment per model, one ingress deployment in front of them.
+
+    client -> Serve proxy -> ingress -> (router) -> replica-<i> -> engine process
+
+`serve deploy`, `serve run` and `brimful serve` all call `build`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from deployments.config import AppConfig, Machine, ModelSettings
+from deployments.ingress import Ingress
+from deployments.replica_deployment import ReplicaDeployment
+
+APP_NAME = "brimful"
+ROUTER = "router.serve_router.BrimfulRouter"
+
+# Waiting requests belong in the engines, whose queues are bounded and ordered; Serve's own queue stays empty.
+UNBOUNDED = 1_000_000
+# A full or vanished replica is asked again soon: Serve's default backoff of up to 0.5 s would be idle time.
+BACKOFF_S = {"initial_backoff_s": 0.01, "max_backoff_s": 0.05}
+ROUTING_STATS_PERIOD_S = 1.0
+# On top of the drain limit: closing the engine and its process.
+SHUTDOWN_MARGIN_S = 5.0
+
+
+def build(args: dict[str, Any] | AppConfig) -> serve.Application:
+    """The graph for `args` (the file's `applications[0].args`). Raises `SettingError`; needs an initialized Ray."""
+    config = AppConfig.parse(args)
+    machine = machine_of_cluster()
+    replicas = [_replicas_of(model, index, config, machine) for index, model in enumerate(config.models)]
+    ingress = serve.deployment(
+        name="ingress",
+        num_replicas=config.ingress.num_replicas,
+        ray_actor_options={"num_cpus": 0},
+        **_life_cycle(config),
+    )(serve.ingress()(Ingress))
+    return ingress.bind(config, machine, *replicas)
+
+
+def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: Machine) -> serve.Application:
+    engine = model.engine_config(machine, config.num_model_replicas)
+    routing: dict[str, Any] = {
+        "request_router_class": ROUTER,
+        "request_router_kwargs": {
+            "weights": config.router.model_dump(),
+            "max_num_queued_seqs": engine.scheduler.max_num_queued_seqs,
+        },
+        "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
+        **BACKOFF_S,
+    }
+    deployment = serve.deployment(
+        name=f"replica-{index}",
+        num_replicas=model.replicas,
+        ray_actor_options=model.ray_resources(machine, config.num_model_replicas),
+        request_router_config=RequestRouterConfig(**routing),
+        **_life_cycle(config),
+    )(ReplicaDeployment)
+    return deployment.bind(engine, model.name, config.metrics_host, config.metrics_ports)
+
+
+def _life_cycle(config: AppConfig) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": UNBOUNDED,
+        "health_check_period_s": 1.0,
+        "health_check_timeout_s": 30.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": config.drain_timeout_s + SHUTDOWN_MARGIN_S,
+    }
+
+
+def machine_of_cluster() -> Machine:
+    """GPUs and cores of the running Ray cluster. A cluster whose GPU nodes only come with demand shows none: there,
+    say `device: cuda`."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return Machine(has_gpu=resources.get("GPU", 0) > 0, num_cpus=max(1.0, resources.get("CPU", 1.0)))

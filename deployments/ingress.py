@@ -1,0 +1,198 @@
+"""The ingress: the Serve deployment that speaks HTTP, and its routes. It holds a client for every model and no torch.
+
+    POST /v1/chat/completions, /v1/completions    generation.py, under each model's route prefix
+    GET  /v1/models, /v1/models/{id}              the same
+    GET  /health                                  this process can answer (also while models load)
+    GET  /ready                                   every model has a replica that has generated a token
+    GET  /status                                  models, replicas, load, budgets: for people and `brimful status`
+    GET  /metrics/targets                         Prometheus HTTP service discovery: every replica and ingress process
+
+Anything else is an error in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from deployments.admission import InFlight
+from deployments.config import AppConfig, Machine
+from deployments.edge_metrics import EdgeMetrics
+from deployments.error_map import error_body, http_error
+from deployments.generation import Edge, GenerationEndpoint, find_model
+from deployments.leases import Leases
+from deployments.metrics import INGRESS_METRICS
+from deployments.process_address import metrics_address
+from deployments.serve_logging import log_through_serve
+from deployments.serve_model_client import ServeModelClient, ask_all
+from deployments.served_model import ServedModel
+from replica.errors import BrimfulError
+from replica.metrics import Metrics
+from replica.metrics_server import serve_metrics
+from router.metrics import ROUTER_METRICS
+
+
+class Ingress:
+    """The user class of the `ingress` deployment; Serve asks it for the ASGI app once it is constructed."""
+
+    def __init__(self, config: AppConfig, machine: Machine, *handles: DeploymentHandle[Any]) -> None:
+        log_through_serve()
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._app_name, self._own_deployment = context.app_name, context.deployment
+        self._config = config
+        self._metrics = Metrics((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": self._id})
+        self._exporter, port = serve_metrics(self._metrics.registry, config.metrics_host, config.metrics_ports)
+        self._metrics_address = metrics_address(config.metrics_host, port)
+        self._models = [self._served(index, handle, machine) for index, handle in enumerate(handles)]
+        self._tokenizer_threads = ThreadPoolExecutor(config.ingress.tokenizer_threads, "tokenize")
+        self._edge = Edge(
+            settings=config.ingress,
+            leases=Leases(f"{self._id}-{secrets.token_hex(4)}", time.monotonic),
+            in_flight=InFlight(config.ingress.max_in_flight),
+            metrics=EdgeMetrics(self._metrics),
+            threads=self._tokenizer_threads,
+        )
+
+    def _served(self, index: int, handle: DeploymentHandle[Any], machine: Machine) -> ServedModel:
+        settings = self._config.models[index]
+        client = ServeModelClient(handle)
+        client.state.attach(self._metrics, settings.name)
+        bounds = settings.engine_config(machine, self._config.num_model_replicas).scheduler
+        return ServedModel(settings, bounds, client, int(time.time()))
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        routes = [
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/status", self._status),
+            Route("/metrics/targets", self._targets),
+        ]
+        for prefix in dict.fromkeys(model.settings.route for model in self._models):
+            models = {model.name: model for model in self._models if model.settings.route == prefix}
+            routes += model_routes(prefix, models, self._edge)
+        return Starlette(
+            routes=routes,
+            exception_handlers={HTTPException: _http_exception, BrimfulError: _own_error},
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._edge.leases.run())]
+        tasks += [asyncio.create_task(model.load()) for model in self._models]
+        try:
+            yield
+        finally:
+            await self._edge.leases.shut_down()
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self._tokenizer_threads.shutdown(wait=False)
+            self._exporter.shutdown()
+
+    async def describe(self) -> dict[str, Any]:
+        """Who this process is and where its metrics are; other ingress replicas ask too."""
+        return {
+            "kind": "ingress",
+            "replica_id": self._id,
+            "model_name": "",
+            "pid": os.getpid(),
+            "metrics_address": self._metrics_address,
+        }
+
+    async def _health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        waiting = [model.name for model in self._models if not model.ready]
+        if waiting:
+            return JSONResponse({"status": "not ready", "models": waiting}, 503, {"Retry-After": "1"})
+        return JSONResponse({"status": "ready"})
+
+    async def _status(self, _: Request) -> Response:
+        answers = await asyncio.gather(*(model.client.ask_all("status") for model in self._models))
+        models = [_model_status(model, replicas) for model, replicas in zip(self._models, answers, strict=True)]
+        state = "ready" if all(model.ready for model in self._models) else "starting"
+        in_flight = {"in_flight": self._edge.in_flight.count, "max_in_flight": self._edge.in_flight.limit}
+        return JSONResponse({"state": state, "models": models, "ingress": {**await self.describe(), **in_flight}})
+
+    async def _targets(self, _: Request) -> Response:
+        own = serve.get_deployment_handle(self._own_deployment, self._app_name)
+        answers = await asyncio.gather(
+            ask_all(own, "describe"), *(model.client.ask_all("describe") for model in self._models)
+        )
+        processes = {process["replica_id"]: process for group in answers for process in group}
+        processes.setdefault(self._id, await self.describe())
+        return JSONResponse([_target(process) for process in processes.values()])
+
+
+def model_routes(prefix: str, models: dict[str, ServedModel], edge: Edge) -> list[Route]:
+    """The OpenAI routes of the models that live under `prefix`."""
+    root = prefix.rstrip("/") + "/v1"
+
+    async def list_models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model_card(model) for model in models.values()]})
+
+    async def one_model(request: Request) -> Response:
+        return JSONResponse(_model_card(find_model(models, request.path_params["name"])))
+
+    return [
+        Route(f"{root}/chat/completions", GenerationEndpoint("chat", models, edge), methods=["POST"]),
+        Route(f"{root}/completions", GenerationEndpoint("completions", models, edge), methods=["POST"]),
+        Route(f"{root}/models", list_models),
+        Route(f"{root}/models/{{name:path}}", one_model),
+    ]
+
+
+async def _http_exception(_: Request, error: Exception) -> Response:
+    """No such route, or not with this method: in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    body = error_body(error.detail, "invalid_request_error", code="not_found" if error.status_code == 404 else None)
+    return Response(body, error.status_code, error.headers, "application/json")
+
+
+async def _own_error(_: Request, error: Exception) -> Response:
+    answer = http_error(error)
+    return Response(answer.body, answer.status, answer.headers, "application/json")
+
+
+def _model_card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "brimful",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model": model.settings.model,
+        "route": model.settings.route,
+        "max_model_len": model.max_model_len,
+        "replicas": model.settings.replicas,
+        "up": replicas,
+    }
+
+
+def _target(process: dict[str, Any]) -> dict[str, Any]:
+    """One entry of Prometheus' `http_sd_configs` format."""
+    return {"targets": [process["metrics_address"]], "labels": {"process": process["kind"]}}

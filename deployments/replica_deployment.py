@@ -1,0 +1,134 @@
+"""One replica as a Ray Serve deployment: a thin shell around `ReplicaService`, which knows nothing of Ray.
+
+Serve calls the constructor until the model is loaded and has generated a token, asks `check_health` every second,
+and `__del__` when the replica has to go (after its streams have ended, or the drain limit is over).
+
+A dead engine isn't repaired in place: `check_health` raises, and the process ends by itself once its streams have had
+their error events, because Serve replaces a process that is gone at once, an unhealthy one only after three checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from ray import serve
+
+from deployments.process_address import metrics_address
+from deployments.serve_logging import log_through_serve
+from replica.config import EngineConfig
+from replica.errors import EngineDead
+from replica.metrics_server import serve_metrics
+from replica.model.api import ModelShape
+from replica.model_card import TextBundle
+from replica.request import GenerationRequest, StreamMessage
+from replica.service import ReplicaService
+from router.types import RouteRequest
+
+logger = logging.getLogger(__name__)
+
+WATCH_PERIOD_S = 0.2
+LAST_WORDS_S = 1.0
+DEAD_ENGINE_EXIT_CODE = 70
+
+
+class ReplicaDeployment:
+    """The user class of a `replica-<i>` deployment. Parameters named route, exclude and pin are for the router."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: EngineConfig, model_name: str, metrics_host: str, metrics_ports: range
+    ) -> None:
+        log_through_serve()
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._model_name = model_name
+        self._num_streams = 0
+        self._service = await ReplicaService.start(
+            config, replica_id=self._replica_id, model_name=model_name, progress=logger.info
+        )
+        self._exporter, port = serve_metrics(self._service.metrics.registry, metrics_host, metrics_ports)
+        self._metrics_address = metrics_address(metrics_host, port)
+        self._watch = asyncio.create_task(self._exit_when_dead())
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        route: RouteRequest | None = None,
+        exclude: tuple[str, ...] = (),
+        pin: str | None = None,
+    ) -> AsyncIterator[StreamMessage]:
+        """The stream of one request. However it ends, nothing of it stays behind in the engine."""
+        del route, exclude, pin
+        self._num_streams += 1
+        try:
+            async for message in self._service.generate(request):
+                yield message
+        finally:
+            self._num_streams -= 1
+            self._service.abort(request.request_id)
+
+    async def abort(self, request_id: str, pin: str | None = None) -> None:
+        del pin
+        self._service.abort(request_id)
+
+    async def renew(self, lease: str, request_ids: tuple[str, ...], pin: str | None = None) -> None:
+        del pin
+        self._service.renew(lease, request_ids)
+
+    async def set_budgets(self, budgets: dict[str, Any], pin: str | None = None) -> None:
+        """Change limits between two steps; raises `SettingError`."""
+        del pin
+        self._service.set_budgets(**budgets)
+
+    async def facts(self) -> tuple[TextBundle, ModelShape]:
+        return self._service.bundle, self._service.shape
+
+    async def describe(self) -> dict[str, Any]:
+        """Who this process is and where its metrics are."""
+        return {
+            "kind": "replica",
+            "replica_id": self._replica_id,
+            "model_name": self._model_name,
+            "pid": os.getpid(),
+            "metrics_address": self._metrics_address,
+        }
+
+    async def status(self) -> dict[str, Any]:
+        return {**await self.describe(), **self._service.status()}
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        return {"metrics_address": self._metrics_address, "pid": os.getpid()}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        return asdict(self._service.load())
+
+    async def check_health(self) -> None:
+        """Raises `EngineDead`; Serve then replaces this replica."""
+        self._service.check()
+
+    async def __del__(self) -> None:
+        watch = getattr(self, "_watch", None)
+        if watch is None:
+            return
+        watch.cancel()
+        self._exporter.shutdown()
+        await self._service.close()
+
+    async def _exit_when_dead(self) -> None:
+        """Wait for the engine's death, let the streams deliver their error events, end the process."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            try:
+                self._service.check()
+            except EngineDead as error:
+                logger.error("replica %s ends: %s", self._replica_id, error)
+                break
+        for _ in range(int(LAST_WORDS_S / WATCH_PERIOD_S)):
+            if self._num_streams == 0:
+                break
+            await asyncio.sleep(WATCH_PERIOD_S)
+        await asyncio.sleep(WATCH_PERIOD_S)
+        os._exit(DEAD_ENGINE_EXIT_CODE)

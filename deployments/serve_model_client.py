@@ -1,0 +1,114 @@
+"""`ModelClient` over a Ray Serve handle. Ray's exceptions end here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RequestCancelledError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from replica.errors import BrimfulError, EngineDead, EngineFailure, Unavailable
+from replica.model.api import ModelShape
+from replica.model_card import TextBundle
+from replica.request import GenerationRequest, LoadReport, StreamMessage
+from replica.scheduler.block_hash import block_hashes
+from router.serve_router import call_pinned, state_of
+from router.state import RouterState
+from router.types import RouteRequest
+
+logger = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 2.0
+BROADCAST_TIMEOUT_S = 3.0
+FACTS_TIMEOUT_S = 30.0
+RETRY_AFTER_RESTART_S = 5.0
+
+
+class ServeModelClient:
+    """`ModelClient` over a Serve handle of a replica deployment. `state` is what its router knows in this process."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self.state: RouterState = state_of(handle)
+        self._handle = handle
+        self._streaming = handle.options(method_name="generate", stream=True)
+
+    def num_replicas(self) -> int:
+        return len(self.state.replica_ids())
+
+    def loads(self) -> list[LoadReport]:
+        return self.state.reports()
+
+    async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
+        route = self._route_of(request)
+        try:
+            messages = cast(AsyncIterator[StreamMessage], self._streaming.remote(request, route=route, exclude=exclude))
+            async for message in messages:
+                self.state.received(request.request_id, message)
+                yield message
+        except Exception as error:
+            raise translated(error) from error
+
+    def _route_of(self, request: GenerationRequest) -> RouteRequest:
+        """What the router has to know; the hashes are those by which replicas find cached prefixes."""
+        reports = self.state.reports()
+        hashes = block_hashes(request.prompt_ids, reports[0].block_size, request.cache_salt) if reports else ()
+        return RouteRequest(request.request_id, len(request.prompt_ids), request.sampling.max_tokens, request.n, hashes)
+
+    def forget(self, request_id: str) -> None:
+        self.state.ended(request_id)
+
+    async def abort(self, replica_id: str, request_id: str) -> None:
+        await self._pinned(replica_id, "abort", request_id)
+
+    async def renew(self, replica_id: str, lease: str, request_ids: tuple[str, ...]) -> None:
+        await self._pinned(replica_id, "renew", lease, request_ids)
+
+    async def facts(self) -> tuple[TextBundle, ModelShape]:
+        try:
+            async with asyncio.timeout(FACTS_TIMEOUT_S):
+                bundle, shape = await self._handle.facts.remote()
+        except Exception as error:
+            raise translated(error) from error
+        return bundle, shape
+
+    async def ask_all(self, method: str) -> list[dict[str, Any]]:
+        return await ask_all(self._handle, method)
+
+    async def _pinned(self, replica_id: str, method: str, *args: object) -> None:
+        try:
+            await call_pinned(self._handle, replica_id, method, *args, timeout_s=CONTROL_TIMEOUT_S)
+        except Exception as error:
+            raise translated(error) from error
+
+
+async def ask_all(handle: DeploymentHandle[Any], method: str) -> list[dict[str, Any]]:
+    """Ask every running replica of a deployment. None running, or none answering in time: an empty list."""
+    try:
+        answers = await handle.broadcast(method).results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
+    except (DeploymentUnavailableError, TimeoutError, RayError):
+        return []
+    return [answer for answer in answers if isinstance(answer, dict)]
+
+
+def translated(error: Exception) -> BrimfulError:
+    """A Ray exception as one of ours. What nobody expected is logged whole and told to the client without details."""
+    if isinstance(error, BrimfulError):
+        return error
+    if isinstance(error, RayActorError):
+        return EngineDead("the replica that worked on this request is gone", retry_after_s=RETRY_AFTER_RESTART_S)
+    if isinstance(error, (DeploymentUnavailableError, BackPressureError, TimeoutError)):
+        return Unavailable("no replica can take the request now", retry_after_s=RETRY_AFTER_RESTART_S)
+    if isinstance(error, (RequestCancelledError, RayServeException, RayError)):
+        logger.error("call to a replica failed", exc_info=error)
+        return EngineFailure("the request failed inside the service")
+    logger.error("unexpected error while calling a replica", exc_info=error)
+    return EngineFailure("the request failed inside the service")
