@@ -35,6 +35,7 @@ from deployments.edge_metrics import EdgeMetrics
 from deployments.error_map import error_body, http_error
 from deployments.generation import Edge, GenerationEndpoint, find_model
 from deployments.leases import Leases
+from deployments.loopback import keep_serve_port_local
 from deployments.metrics import INGRESS_METRICS
 from deployments.process_address import metrics_address
 from deployments.serve_logging import log_through_serve
@@ -51,6 +52,7 @@ class Ingress:
 
     def __init__(self, config: AppConfig, machine: Machine, *handles: DeploymentHandle[Any]) -> None:
         log_through_serve()
+        keep_serve_port_local()
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._app_name, self._own_deployment = context.app_name, context.deployment

@@ -18,6 +18,7 @@ from typing import Any
 
 from ray import serve
 
+from deployments.loopback import keep_serve_port_local
 from deployments.process_address import metrics_address
 from deployments.serve_logging import log_through_serve
 from replica.config import EngineConfig
@@ -43,6 +44,7 @@ class ReplicaDeployment:
         self, config: EngineConfig, model_name: str, metrics_host: str, metrics_ports: range
     ) -> None:
         log_through_serve()
+        keep_serve_port_local()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._model_name = model_name
         self._num_streams = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,27 @@ from deployments.config import ModelSettings, ServeConfig
 from replica.errors import StartupError
 from replica.model.cache_folder import default_cache_dir
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.5
 # Beyond the drain limit: what taking down Serve and Ray may take before the run is ended by force.
 TAKE_DOWN_S = 30.0
+# The application runs, a first token may still take a compilation or a self-test.
+READY_LIMIT_S = 300.0
 LOG_TAIL_LINES = 20
 
 
 def serve(config: ServeConfig, address: str | None, console: Console) -> int:
     """Run the service until it is told to stop; returns the exit code. Raises `StartupError` when it can't start."""
-    with claim_port(config.http.host, config.http.port):
+    with claim_port(config.http.host, config.http.port) if address is None else nullcontext():
         folder = RunFolder.create()
         try:
-            return asyncio.run(_Run(config, address, console, folder).run())
+            code = asyncio.run(_Run(config, address, console, folder).run())
         finally:
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # this short work must not be cut off
             folder.remove()
+    console.line("stopped")
+    return code
 
 
 class _Run:
@@ -57,7 +65,9 @@ class _Run:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
             loop.add_signal_handler(number, self._stops.put_nowait, number)
         ticking = asyncio.create_task(self._tick())
         cluster = await Cluster.start(self._folder, self._config, self._address, self._log)
@@ -68,7 +78,7 @@ class _Run:
                 return 128 + stopped
             self._console.line(summary(await fetch_status(self._url), self._url, self._config))
             self._console.line(f"log: {self._log}\nCtrl-C drains and stops")
-            stopped = await self._unless_stopped(_until_gone(cluster))
+            stopped = await self._unless_stopped(cluster.process.wait())
             if not stopped:
                 raise self._crash()
             return await self._drain(cluster)
@@ -112,20 +122,35 @@ class _Run:
                 raise StartupError(event.text)
             elif event.kind == "running":
                 self._console.doing("waiting for a first token")
-                await until_ready(self._url, self._config.app)
+                await self._until_ready(cluster)
                 return
             elif event.kind == "gone":
                 raise self._crash()
+
+    async def _until_ready(self, cluster: Cluster) -> None:
+        ready = asyncio.create_task(until_ready(self._url, self._config.app))
+        gone = asyncio.create_task(cluster.process.wait())
+        try:
+            await asyncio.wait((ready, gone), timeout=READY_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise self._crash()
+            if not ready.done():
+                raise StartupError(
+                    f"started, but no token after {READY_LIMIT_S:.0f} s; the reason may be in {self._log}"
+                )
+            ready.result()
+        finally:
+            ready.cancel()
+            gone.cancel()
 
     async def _drain(self, cluster: Cluster) -> int:
         limit_s = self._config.app.drain_timeout_s
         self._console.doing(f"draining: streams may finish for {limit_s:.0f} s, a second Ctrl-C stops at once")
         cluster.stop()
         stopped = await self._unless_stopped(_limited(cluster.process.wait(), limit_s + TAKE_DOWN_S))
-        self._console.line("stopped" if not stopped else "stopped at once")
         return 128 + stopped if stopped else 0
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> signal.Signals | None:
+    async def _unless_stopped(self, work: Coroutine[Any, Any, object]) -> signal.Signals | None:
         """Do `work`, unless a stop comes first: then cancel it and return the signal."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stops.get())
@@ -147,10 +172,6 @@ class _Run:
         """The cluster process ended by itself: the end of its log may say why."""
         self._console.line(_tail(self._log))
         return StartupError(f"the cluster process ended by itself; above is the end of {self._log}")
-
-
-async def _until_gone(cluster: Cluster) -> None:
-    await cluster.process.wait()
 
 
 async def _limited(work: Coroutine[Any, Any, object], limit_s: float) -> None:

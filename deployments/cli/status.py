@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 import httpx
+from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.table import Table
 
@@ -14,7 +15,8 @@ from deployments.config import ServeConfig
 from replica.errors import Unavailable
 
 TIMEOUT_S = 10.0
-COLUMNS = ("replica", "state", "running", "waiting", "KV blocks free", "KV used", "max seqs/step", "max tokens/step")
+# Load first, then the two limits of a step.
+COLUMNS = ("replica", "state", "running", "waiting", "KV free", "KV used", "max seqs", "max tokens")
 
 
 async def fetch_status(base_url: str) -> dict[str, Any]:
@@ -35,7 +37,8 @@ def show_status(status: dict[str, Any], out: RichConsole) -> None:
     """One table a model: a row a replica, with its load and its limits."""
     for model in status["models"]:
         replicas = model["up"]
-        table = Table(title=f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up")
+        title = f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for column in COLUMNS:
             table.add_column(column, justify="left" if column in ("replica", "state") else "right")
         for replica in replicas:
