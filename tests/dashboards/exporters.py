@@ -110,6 +110,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self._url}/api/v1/query?{query}", timeout=10) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # starting
+                raise
             with error:
                 raise ValueError(f"{expr}: {error.read().decode()}") from error
         samples: list[dict[str, Any]] = answer["data"]["result"]
@@ -125,7 +127,7 @@ class Prometheus:
             try:
                 if any(value >= least for value in self.values(expr)):
                     return
-            except urllib.error.URLError:  # not listening yet
+            except urllib.error.URLError:  # not listening yet, or starting
                 pass
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{expr} stayed under {least} for {limit_s} s")

@@ -37,7 +37,7 @@ TARGETS = [
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """The shipped configuration of Prometheus, scraping ten times a second, after a dozen scrapes of two replicas."""
+    """The shipped configuration of Prometheus, scraping twice a second: two replicas and an ingress after some scrapes."""
     assert BINARY is not None
     with ExitStack() as stack:
         ports = []
@@ -47,17 +47,17 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         edge = Exporter((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": "i1"}, 7.0)
         ports.append(stack.enter_context(serving({"/metrics": lambda: (METRICS_TYPE, edge.scrape())})))
         ingress = stack.enter_context(serving({"/metrics/targets": lambda: discovery(ports)}))
-        config = _shipped_config(f"http://127.0.0.1:{ingress}/metrics/targets")
+        config = shipped_config(f"http://127.0.0.1:{ingress}/metrics/targets")
         server = stack.enter_context(prometheus(BINARY, config, tmp_path_factory.mktemp("prometheus")))
-        server.wait_for("min(brimful_step_tokens_total)", 5.0)
+        server.wait_for("min(brimful_step_tokens_total)", 3.0)
         server.wait_for("count(brimful_max_num_seqs)", 2)
-        server.wait_for("min(brimful_http_requests_total)", 5.0)
+        server.wait_for("min(brimful_http_requests_total)", 3.0)
         yield server
 
 
-def _shipped_config(discovery_url: str) -> dict[str, Any]:
+def shipped_config(discovery_url: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text(encoding="utf-8"))
-    config["global"] |= {"scrape_interval": "200ms", "scrape_timeout": "200ms"}
+    config["global"] |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
     config["rule_files"] = [str(GENERATED / "alerts.yaml")]
     (job,) = config["scrape_configs"]
     (job["http_sd_configs"][0]["url"], job["http_sd_configs"][0]["refresh_interval"]) = (discovery_url, "1s")
