@@ -37,7 +37,7 @@ TARGETS = [
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """The shipped configuration of Prometheus, scraping twice a second: two replicas and an ingress after some scrapes."""
+    """The shipped configuration of Prometheus, scraping twice a second: two replicas and one ingress."""
     assert BINARY is not None
     with ExitStack() as stack:
         ports = []
