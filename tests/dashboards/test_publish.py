@@ -10,6 +10,7 @@ import pytest
 
 from dashboards.generate import boards
 from dashboards.publish import PublishError, publish
+from deployments.cli.commands import run
 from replica.errors import StartupError
 from tests.dashboards.exporters import serving
 from tests.dashboards.grafana import LOGIN, READER_TOKEN, TOKEN, Grafana, grafana_server
@@ -141,3 +142,19 @@ def test_token_that_can_be_none_is_refused(token: str) -> None:
 
 def test_empty_folder_title_is_refused() -> None:
     assert refused("http://host", folder=" ") == "the folder needs a title"
+
+
+def test_command_line_publishes_and_prints_the_addresses(
+    grafana: Grafana, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dashboards", "publish", "--url", url, "--token", TOKEN]) == 0
+    assert capsys.readouterr().out == f"{url}/d/brimful-overview/brimful-overview\n"
+    assert list(grafana.dashboards) == ["brimful-overview"]
+
+
+def test_command_line_says_what_is_wrong_in_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dashboards", "publish", "--url", url, "--token", "wrong"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert f"Grafana at {url} refuses the token or password (401)" in printed.err
