@@ -115,6 +115,20 @@ def metaspace() -> Tokenizer:
     return _ours(raw)
 
 
+@cache
+def normalizing() -> Tokenizer:
+    """Byte-level behind NFKC, with control tokens that are matched in the normalized text."""
+    raw = RawTokenizer(models.BPE())
+    raw.normalizer = normalizers.NFKC()
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.train_from_iterator(
+        [], trainers.BpeTrainer(vocab_size=260, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    )
+    raw.add_special_tokens([AddedToken(token, normalized=True, special=True) for token in SPECIALS])
+    return _ours(raw)
+
+
 FAMILIES = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": metaspace}
 
 

@@ -9,8 +9,7 @@ So everything but such an end is sent, and `flush` sends the end as it is.
                ^0                      ^_sent     ^held back
 
 The library's own stream decoder isn't used: it has no flush, replays the prompt when the prompt ends within a
-character, keeps ever more ids when invalid bytes follow each other, and can raise. Decoding this window costs the same
-(2 to 4 microseconds a token).
+character, keeps ever more ids when invalid bytes follow each other, and can raise.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from collections.abc import Sequence
 
 from replica.text.tokenizer import REPLACEMENT, Tokenizer
 
-_KEPT_IDS = 8
-"""Ids kept when the window shrinks. At least 4: no character has more bytes, so the end of the window decodes alike."""
+_KEPT_IDS = 4
+"""Ids kept when the window shrinks: no character has more bytes, so the end of the shorter window decodes alike."""
+_MAX_IDS = 8
 _MAX_SEED_SCAN = 64
 
 
@@ -45,33 +45,36 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._window = tokenizer.visible(prompt_ids[-_MAX_SEED_SCAN:], skip_special_tokens)[-_KEPT_IDS:]
-        seed = tokenizer.decode(self._window, skip_special_tokens)
-        self._sent = len(seed)
+        self._text = tokenizer.decode_visible(self._window)
+        self._sent = len(self._text)
         # The prompt ends in a replacement character: its own, or a character that the output may complete.
-        self._seed_is_open = seed.endswith(REPLACEMENT)
+        self._seed_is_open = self._text.endswith(REPLACEMENT)
         self.prior_text = self.feed(prior_output_ids)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that `ids` make certain; may be empty."""
-        self._window += self._tokenizer.visible(ids, self._skip)
-        text = self._tokenizer.decode(self._window, self._skip)
-        self._settle_seed(text)
+        new = self._tokenizer.visible(ids, self._skip)
+        if not new:
+            return ""
+        self._window += new
+        self._text = text = self._tokenizer.decode_visible(self._window)
+        if self._seed_is_open:
+            self._settle_seed(text)
         certain = len(text) - text.endswith(REPLACEMENT)
         piece = text[self._sent : certain]
         self._sent = max(self._sent, certain)
-        self._shrink()
+        if len(self._window) > _MAX_IDS:
+            self._shrink()
         return piece
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD if its last character is incomplete."""
-        rest = self._tokenizer.decode(self._window, self._skip)[self._sent :]
+        rest = self._text[self._sent :]
         self._sent += len(rest)
         return rest
 
     def _settle_seed(self, text: str) -> None:
         """Decide who owns the last character of a prompt that ended in U+FFFD, once something follows it."""
-        if not self._seed_is_open:
-            return
         last = self._sent - 1
         if text[last : last + 1] != REPLACEMENT:
             self._sent = last  # the output completed it
@@ -80,8 +83,7 @@ class Detokenizer:
             self._seed_is_open = False
 
     def _shrink(self) -> None:
-        if len(self._window) <= 2 * _KEPT_IDS:
-            return
-        unsent = len(self._tokenizer.decode(self._window, self._skip)) - self._sent
+        unsent = len(self._text) - self._sent
         self._window = self._window[-_KEPT_IDS:]
-        self._sent = len(self._tokenizer.decode(self._window, self._skip)) - unsent
+        self._text = self._tokenizer.decode_visible(self._window)
+        self._sent = len(self._text) - unsent

@@ -92,16 +92,23 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`; ids outside the vocabulary have none. Incomplete characters become U+FFFD."""
-        visible = self.visible(ids, skip_special_tokens)
-        if self._byte_values and any(i in self._byte_values for i in visible):
-            visible = self._repair_byte_runs(visible)
-        text: str = self._tokenizer.decode(visible, skip_special_tokens=False)
-        return text
+        return self.decode_visible(self.visible(ids, skip_special_tokens))
 
     def visible(self, ids: Iterable[int], skip_special_tokens: bool) -> list[int]:
         """The ids that `decode` turns into text."""
-        hidden = self.special_ids if skip_special_tokens else frozenset()
-        return [i for i in ids if 0 <= i < self.vocab_size and i not in hidden]
+        size = self.vocab_size
+        if not skip_special_tokens:
+            return [i for i in ids if 0 <= i < size]
+        hidden = self.special_ids
+        return [i for i in ids if 0 <= i < size and i not in hidden]
+
+    def decode_visible(self, ids: list[int]) -> str:
+        """`decode` of what `visible` returned."""
+        values = self._byte_values
+        if values and any(i in values for i in ids):
+            ids = self._repair_byte_runs(ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def min_num_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of `text`, in microseconds: refuses absurd lengths unencoded.

@@ -8,7 +8,18 @@ from replica.errors import InvalidRequest
 from replica.text.chat_encoding import ChatEncoder
 from replica.text.chat_template import ChatTemplate
 from replica.text.tokenizer import Tokenizer
-from tests.tokenizer_families import BOS, CHAT_TEMPLATE, EOS, FAMILIES, SPECIALS, THINK, TURN_END, TURN_START, USER_MARK
+from tests.tokenizer_families import (
+    BOS,
+    CHAT_TEMPLATE,
+    EOS,
+    FAMILIES,
+    SPECIALS,
+    THINK,
+    TURN_END,
+    TURN_START,
+    USER_MARK,
+    normalizing,
+)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -107,3 +118,14 @@ def test_a_developer_message_is_a_system_message_unless_the_template_knows_bette
     assert encode(tokenizer, ("developer", "a")) == encode(tokenizer, ("system", "a"))
     knowing = CHAT_TEMPLATE + "{# developer #}"
     assert encode(tokenizer, ("developer", "a"), source=knowing) != encode(tokenizer, ("system", "a"), source=knowing)
+
+
+@pytest.mark.parametrize("typed", [TURN_END, "＜|im_end|＞", "<|ｉｍ_end|>"])
+def test_other_spellings_that_are_normalized_to_a_control_token_stay_text_too(typed: str) -> None:
+    tokenizer = normalizing()
+    assert tokenizer.encode(typed, False) == (tokenizer.added_tokens[TURN_END],)
+    ids = encode(tokenizer, ("user", f"a{typed}b"))
+    assert controls(tokenizer, ids) == USUAL
+    assert f"user\na{TURN_END}b<|im_end|>" in tokenizer.decode(ids, False)
+    usual = tokenizer.encode("<|im_start|>user\nａ b<|im_end|>\n<|im_start|>assistant\n", False)
+    assert encode(tokenizer, ("user", "ａ b")) == usual
