@@ -3,8 +3,8 @@
 Many architectures run under a foreign attention function without an exception and give wrong text: some never
 call it (ALiBi, state-space and hybrid layers), some ignore positions. So every model must pass both.
 
-The self-test runs two short sequences packed into one forward, their tokens interleaved, each attending to its own only;
-it requires that attention was called once per layer, every layer with its own index, and that the logits equal
+The self-test runs two short sequences packed into one forward, their tokens interleaved, each attending to its own
+only; it requires that attention was called once per layer, every layer with its own index, and that the logits equal
 those of the same weights run one sequence at a time with transformers' own attention.
 """
 

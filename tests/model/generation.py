@@ -92,7 +92,7 @@ def reference_answers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], 
     model.generation_config.eos_token_id = None
     for prompt in prompts:
         with torch.inference_mode():
-            output = model.generate(
+            output = model.generate(  # type: ignore[operator]
                 input_ids=torch.tensor([list(prompt)]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,

@@ -1,4 +1,4 @@
-"""Every supported family answers as transformers does, chunked, batched, from any blocks; others are refused by name."""
+"""Supported families answer as transformers does: chunked, batched, from any blocks. Others are refused by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_self_test_refuses_a_model_whose_layer_skips_attention() -> None:
 
 
 def test_the_self_test_refuses_a_model_that_looks_ahead() -> None:
-    with pytest.raises(ModelUnsupported, match="bert can't be served: .* logits are off"):
+    with pytest.raises(ModelUnsupported, match=r"bert can't be served: .* logits are off"):
         self_test(make_model("bert"))
 
 

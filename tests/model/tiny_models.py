@@ -67,11 +67,14 @@ def make_config(family: str, **changes: Any) -> Any:
 
 def make_model(family: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(7)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(make_config(family, **changes), dtype=torch.float32)
+    config = make_config(family, **changes)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
         if "sinks" in name:
             torch.nn.init.normal_(parameter)
-    return model.eval()
+    model.requires_grad_(False)
+    model.train(False)
+    return model
 
 
 def save_tiny(family: str, folder: Path, **changes: Any) -> ModelCard:
