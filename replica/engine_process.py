@@ -25,7 +25,7 @@ from replica.errors import ResourceError, error_from_info
 from replica.frames import FrameReader, pack
 
 _CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
     "from replica.engine_worker import main; main(int(sys.argv[1]))"
 )
 _EXIT_GRACE_S = 5.0
@@ -64,7 +64,14 @@ class ProcessClient(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(theirs.fileno()), json.dumps(sys.path)],
+                [
+                    sys.executable,
+                    "-c",
+                    _CHILD,
+                    str(theirs.fileno()),
+                    f"engine of {start.replica_id}",
+                    json.dumps(sys.path),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

@@ -11,6 +11,7 @@ Signals that a terminal or a service supervisor sends to the whole process group
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import secrets
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 from replica.config import EngineConfig
 from replica.engine import Engine
-from replica.engine_api import EngineCommands
+from replica.engine_api import EngineCommands, EngineUpdate
 from replica.errors import BrimfulError, EngineDead, ErrorInfo, SettingError, StartupError
 from replica.frames import Channel, PeerGone
 from replica.model.api import ModelRunner, ModelShape
@@ -37,6 +38,7 @@ RunnerFactory = Callable[[EngineConfig, Progress], tuple[ModelRunner, ModelCard]
 
 KEEP_ALIVE_S = 1.0
 _FLUSH_S = 5.0
+_BREATHER_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
@@ -126,16 +128,19 @@ def _start_engine(start: EngineStart, channel: Channel) -> tuple[Engine, ModelRu
     except Exception as error:  # noqa: BLE001 - a library's error becomes one clear line
         _log.exception("loading the model failed")
         _fail(channel, StartupError(f"loading the model failed: {type(error).__name__}: {error}").info())
+    # What loading made lives as long as the process: the collector needn't walk over it between steps.
+    gc.collect()
+    gc.freeze()
     channel.post(EngineReady(card, runner.shape))
     return engine, runner
 
 
 def run_loop(engine: Engine, channel: Channel) -> None:
     """See the module's first lines. Returns on shutdown; exits the process when the engine is dead."""
-    channel.post(engine.idle_update())
+    update = engine.idle_update()
     while True:
-        timeout_s = 0.0 if engine.has_work else KEEP_ALIVE_S
-        for commands in channel.receive(timeout_s):
+        channel.post(update)
+        for commands in channel.receive(_pause_s(engine, update)):
             if not isinstance(commands, EngineCommands):
                 raise TypeError(f"expected EngineCommands, got {type(commands).__name__}")
             try:
@@ -145,14 +150,20 @@ def run_loop(engine: Engine, channel: Channel) -> None:
             if commands.shutdown:
                 return
         try:
-            channel.post(engine.step() if engine.has_work else engine.idle_update())
-        except PeerGone:
-            raise
+            update = engine.step() if engine.has_work else engine.idle_update()
         except Exception:  # noqa: BLE001 - the engine says that it is dead, then dies
             _log.exception("the engine is dead")
             dead = EngineDead("the engine of this replica failed")
             channel.post(engine.fail_all(dead))
             _fail(channel, dead.info())
+
+
+def _pause_s(engine: Engine, update: EngineUpdate) -> float:
+    """How long to wait for commands: not at all while steps run, a moment after a turn that computed nothing (memory
+    was short), else until it is time for a sign of life."""
+    if not engine.has_work:
+        return KEEP_ALIVE_S
+    return 0.0 if update.stats.num_tokens else _BREATHER_S
 
 
 def _fail(channel: Channel, error: ErrorInfo) -> None:

@@ -25,7 +25,7 @@ from replica.engine_api import AddRequest, Budgets, EndRequest, EngineClient, En
 from replica.engine_inline import InlineClient
 from replica.engine_process import ProcessClient
 from replica.engine_worker import EngineStart, RunnerFactory, load_model
-from replica.errors import BrimfulError, EngineDead, QueueFull, Unavailable
+from replica.errors import BrimfulError, EngineDead, QueueFull, ResourceError, Unavailable
 from replica.metrics import REPLICA_METRICS, Metrics
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
@@ -33,7 +33,7 @@ from replica.open_streams import OpenStreams
 from replica.recorder import Recorder
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
 from replica.request_check import MAX_N, check_request
-from replica.stream import Stream
+from replica.stream import MessagePause, Stream
 from replica.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class ReplicaService:
         self._load: LoadReport | None = None
         self._first_report = asyncio.Event()
         self._silence_s = 0.0
+        self._pause = MessagePause()
         self._draining = False
         self._death: str | None = None
         self._watch = asyncio.get_running_loop().create_task(self._keep_watch())
@@ -123,13 +124,17 @@ class ReplicaService:
             await client.close()
             raise
         await service._first_report.wait()
+        if service._load is None:
+            await service.close()
+            raise ResourceError(f"the engine died as soon as it was up: {service._death}")
         return service
 
     # ---- requests ----
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
         """The request's life as messages: first that it was taken (or its one refusal), then coalesced news, the first
-        token at once. Closing the iterator aborts what isn't finished."""
+        token at once, later ones less often when this loop is overloaded. Closing the iterator aborts what isn't
+        finished."""
         try:
             stream = self._open(request)
         except BrimfulError as error:
@@ -147,6 +152,8 @@ class ReplicaService:
                     await stream.wait()
                     continue
                 yield self._message(stream.take(), stream.num_cached_tokens)
+                if self._pause.seconds and not stream.finished:
+                    await asyncio.sleep(self._pause.seconds)
         finally:
             self._streams.end(stream, FinishReason.ABORT)
 
@@ -169,6 +176,8 @@ class ReplicaService:
         """Raises `EngineDead` when the engine's process ended or makes no progress."""
         if self._death is not None:
             raise EngineDead(self._death)
+        if self._watch.done() and not self._watch.cancelled():
+            self._watch.result()
 
     def status(self) -> dict[str, Any]:
         """For people: plain JSON."""
@@ -260,6 +269,7 @@ class ReplicaService:
         while self._death is None:
             await asyncio.sleep(_TICK_S)
             now_s = self._clock()
+            self._pause.adapt(now_s - last_s - _TICK_S)
             elapsed_s = min(now_s - last_s, 2 * _TICK_S)
             last_s = now_s
             self._streams.age_leases(elapsed_s, self._config.lease_timeout_s)

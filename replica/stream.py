@@ -125,3 +125,22 @@ class Stream:
     def take(self) -> tuple[TokenEvent, ...]:
         """All news since the last call."""
         return tuple(answer.take() for answer in self.answers if answer.has_news)
+
+
+class MessagePause:
+    """How long a stream waits after a message, so that more tokens share the next: 0 unless the loop is overloaded.
+
+    `adapt` is told how late a timer of the loop fired: doubled while that is much, halved while it isn't.
+    """
+
+    _LATE_S = 0.05
+    _MIN_S, _MAX_S = 0.01, 0.16
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def adapt(self, late_s: float) -> None:
+        if late_s > self._LATE_S:
+            self.seconds = min(self._MAX_S, max(self._MIN_S, self.seconds * 2))
+        else:
+            self.seconds = self.seconds / 2 if self.seconds > self._MIN_S else 0.0

@@ -3,6 +3,7 @@ and runner factories that cross into a child process."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.config import EngineConfig, SchedulerConfig
-from replica.engine import Engine
+from replica.engine import Engine, sequence_seed
 from replica.engine_api import EngineUpdate
 from replica.errors import ErrorInfo
 from replica.model.api import ModelRunner, ModelShape
@@ -192,3 +193,32 @@ async def answer(service: ReplicaService, request: GenerationRequest) -> Answere
         answered.num_messages += 1
         answered.events += message.events
     return answered
+
+
+def oracle(request: GenerationRequest, index: int = 0) -> list[int]:
+    """The tokens that a healthy fake replica gives to a request with this seed (greedy ones need none)."""
+    return FakeModel(fake_shape()).alone(request, sequence_seed(request.sampling.seed or 0, index))[0]
+
+
+def sample(service: ReplicaService, name: str, **labels: str) -> float:
+    """A metric's value now."""
+    value = service.metrics.registry.get_sample_value(
+        f"brimful_{name}", {"model_name": "fake", "replica": "replica-1", **labels}
+    )
+    assert value is not None, name
+    return value
+
+
+def assert_quiet(service: ReplicaService) -> None:
+    """Nothing runs, waits or is held, and the gauges say so."""
+    load = service.load()
+    assert (load.num_running, load.num_waiting, load.kv_usage_ratio) == (0, 0, 0.0)
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "oldest_waiting_seconds"):
+        assert sample(service, gauge) == 0.0
+
+
+async def settled(service: ReplicaService) -> None:
+    """Waits until the engine has nothing left to do."""
+    async with asyncio.timeout(10):
+        while service.load().num_running or service.load().num_waiting:
+            await asyncio.sleep(0)

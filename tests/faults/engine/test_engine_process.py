@@ -17,15 +17,14 @@ import psutil
 import pytest
 
 from replica.config import EngineConfig
-from replica.engine import sequence_seed
 from replica.errors import EngineDead, ModelNotFound, ResourceError, StartupError
 from replica.model.api import InFlightStep, ModelRunner
 from replica.model.fake import FakeModel
 from replica.model_card import ModelCard
-from replica.request import FinishReason, GenerationRequest
+from replica.request import FinishReason
 from replica.scheduler.plan import StepPlan
 from replica.service import ReplicaService
-from tests.fake_replica import FakeFactory, answer, fake_shape, request_of, running, small_config, write_model
+from tests.fake_replica import FakeFactory, answer, oracle, request_of, running, sample, small_config, write_model
 
 
 @dataclass(slots=True)
@@ -61,10 +60,6 @@ def stuck_factory(config: EngineConfig, progress: Callable[[str], None]) -> tupl
     progress("stuck")
     time.sleep(1000)
     raise AssertionError
-
-
-def oracle(request: GenerationRequest) -> list[int]:
-    return FakeModel(fake_shape()).alone(request, sequence_seed(request.sampling.seed or 0, 0))[0]
 
 
 def engine_pid(service: ReplicaService) -> int:
@@ -268,9 +263,7 @@ async def test_two_hundred_aborts_at_random_times_leave_nothing_running(tmp_path
         await quiet(service)
         assert service.load().num_blocks_free + service.load().num_blocks_cached == service.load().num_blocks_total
         assert service.status()["num_streams"] == 0
-        labels = {"model_name": "fake", "replica": "replica-1", "finished_reason": "abort"}
-        num_aborted = service.metrics.registry.get_sample_value("brimful_request_success_total", labels)
-        assert num_aborted is not None
+        num_aborted = sample(service, "request_success_total", finished_reason="abort")
         assert num_aborted > 100, "too few were aborted: the test shows nothing"
         canary = request_of("canary", max_tokens=10)
         assert (await answer(service, canary)).token_ids() == oracle(canary)
@@ -298,3 +291,16 @@ async def test_an_event_loop_that_is_blocked_does_not_stop_the_engine(tmp_path: 
         assert service.load().number > before + 50
         rest = [event async for message in stream for event in message.events]
         assert sum(len(event.token_ids) for event in rest) == 100
+
+
+async def test_closing_while_a_step_hangs_kills_the_process(tmp_path: Path) -> None:
+    async with running(small_config(), SlowFactory(tmp_path), in_thread=False) as service:
+        pid = engine_pid(service)
+        stream = asyncio.ensure_future(answer(service, request_of("r", max_tokens=100)))
+        while not service.load().num_running:
+            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(pid)
+    error = (await stream).end().error
+    assert error is not None
+    assert error.code == "unavailable"

@@ -24,12 +24,15 @@ class PickyModel(FakeModel):
     """Raises while a sequence of `suspects` is in the plan; runs out of memory above `max_tokens` tokens a step."""
 
     suspects: frozenset[int] = frozenset()
+    bad_joins: frozenset[int] = frozenset()
     max_tokens: int = 10_000
     broken: bool = False
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         if self.broken or (self.suspects & set(plan.seq_ids) and plan.num_logits != [0]):
             raise RuntimeError("the picky model raises")
+        if any(joined.seq_id in self.bad_joins and joined.seed for joined in plan.joined):
+            raise RuntimeError("the picky model raises when this one joins")
         if len(plan.token_ids) > self.max_tokens:
             raise OutOfDeviceMemory("too many tokens in one step")
         return FakeModel.submit(self, plan)
@@ -57,6 +60,17 @@ def test_poison_rows_fail_alone_and_their_neighbours_get_their_tokens(culprits: 
             assert driver.tokens[request.request_id, 0] == expected(request)
     load = driver.updates[-1].load
     assert (load.num_running, load.num_waiting, load.kv_usage_ratio) == (0, 0, 0.0)
+
+
+def test_a_sequence_that_can_not_even_join_fails_alone() -> None:
+    driver = EngineDriver(small_config(), PickyModel(fake_shape(), bad_joins=frozenset({1})))
+    requests = [request_of(f"r{i}", first=i) for i in range(6)]
+    driver.submit(*requests)
+    driver.run()
+    assert driver.ends.pop(("r1", 0)) == [FinishReason.ERROR]
+    assert {reason for ends in driver.ends.values() for reason in ends} == {FinishReason.LENGTH}
+    for request in (requests[0], *requests[2:]):
+        assert driver.tokens[request.request_id, 0] == expected(request)
 
 
 def test_a_poison_request_alone_fails_and_the_engine_goes_on() -> None:

@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from replica.engine import sequence_seed
 from replica.errors import EngineDead, SettingError
 from replica.model.fake import FakeModel
 from replica.request import FinishReason, GenerationRequest, StreamMessage
-from replica.service import ReplicaService
+from replica.stream import MessagePause
 from tests.fake_replica import (
-    EOS_ID,
     Answered,
     FakeFactory,
     answer,
+    assert_quiet,
     fake_shape,
+    oracle,
     request_of,
     running,
+    sample,
+    settled,
     small_config,
     text_of,
 )
@@ -31,34 +33,8 @@ def factory(tmp_path: Path) -> FakeFactory:
     return FakeFactory(tmp_path)
 
 
-def oracle(request: GenerationRequest, index: int = 0) -> list[int]:
-    return FakeModel(fake_shape()).alone(request, sequence_seed(request.sampling.seed or 0, index))[0]
-
-
-def sample(service: ReplicaService, name: str, **labels: str) -> float:
-    value = service.metrics.registry.get_sample_value(
-        f"brimful_{name}", {"model_name": "fake", "replica": "replica-1", **labels}
-    )
-    assert value is not None, name
-    return value
-
-
-def assert_quiet(service: ReplicaService) -> None:
-    load = service.load()
-    assert (load.num_running, load.num_waiting, load.kv_usage_ratio) == (0, 0, 0.0)
-    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "oldest_waiting_seconds"):
-        assert sample(service, gauge) == 0.0
-
-
 def _num_ends(answered: Answered, request: GenerationRequest) -> int:
     return 1 if answered.events[0].finish_reason is FinishReason.REJECTED else request.n
-
-
-async def settled(service: ReplicaService) -> None:
-    """Waits until the engine has nothing left to do."""
-    async with asyncio.timeout(10):
-        while service.load().num_running or service.load().num_waiting:
-            await asyncio.sleep(0)
 
 
 async def test_a_stream_begins_with_acceptance_and_ends_with_one_finish_reason(factory: FakeFactory) -> None:
@@ -97,107 +73,6 @@ async def test_the_first_token_is_sent_at_once_and_later_ones_coalesce_while_the
         assert [len(event.token_ids) for event in rest.events] == [29]
         assert rest.events[0].finish_reason is FinishReason.LENGTH
         assert [message async for message in stream] == []
-
-
-async def test_an_eos_ends_the_answer_and_stays_out_of_the_text(tmp_path: Path) -> None:
-    factory = FakeFactory(tmp_path, faults={"eos_ratio": 0.2})
-    request = request_of("r", max_tokens=100, ignore_eos=False)
-    tokens, reason = FakeModel(fake_shape(), eos_ratio=0.2).alone(request, 0)
-    assert (tokens[-1], reason) == (EOS_ID, FinishReason.STOP)
-    async with running(small_config(), factory) as service:
-        hidden = await answer(service, request)
-        shown = await answer(service, request_of("r", max_tokens=100, ignore_eos=False, skip_special_tokens=False))
-    assert (hidden.text(), hidden.token_ids()) == (text_of(tokens), tokens)
-    assert shown.text() == text_of(tokens) + "<eos>"
-    assert (hidden.end().finish_reason, hidden.end().stop_reason) == (FinishReason.STOP, None)
-
-
-async def test_a_stop_token_id_is_named_and_its_text_is_not_shown(factory: FakeFactory) -> None:
-    tokens = oracle(request_of("r", max_tokens=20))
-    stop = tokens[7]
-    cut = tokens.index(stop)
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=20, stop_token_ids=(stop,)))
-    assert answered.text() == text_of(tokens[:cut])
-    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, cut + 1)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 6])
-@pytest.mark.parametrize("position", [0, 3, 11])
-async def test_a_stop_string_cuts_the_text_before_it_and_counts_the_tokens_made(
-    factory: FakeFactory, position: int, length: int
-) -> None:
-    tokens = oracle(request_of("r", max_tokens=20))
-    whole = text_of(tokens)
-    stop = whole[position : position + length]
-    cut = whole.index(stop)
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=20, stop=(stop,)))
-        await settled(service)
-        assert_quiet(service)
-        assert sample(service, "generation_tokens_total") == cut + length
-        assert sample(service, "request_success_total", finished_reason="stop") == 1
-        assert sample(service, "request_success_total", finished_reason="abort") == 0
-    assert answered.text() == whole[:cut]
-    end = answered.end()
-    assert (end.finish_reason, end.stop_reason, end.num_output_tokens) == (FinishReason.STOP, stop, cut + length)
-    assert answered.token_ids() == tokens[: cut + length]
-
-
-async def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(factory: FakeFactory) -> None:
-    whole = text_of(oracle(request_of("r", max_tokens=8)))
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-2:],)))
-    assert answered.end().finish_reason is FinishReason.STOP
-
-
-async def test_text_held_back_for_a_stop_string_is_sent_at_the_end(factory: FakeFactory) -> None:
-    whole = text_of(oracle(request_of("r", max_tokens=8)))
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-3:] + "\n",)))
-    assert (answered.text(), answered.end().finish_reason) == (whole, FinishReason.LENGTH)
-
-
-async def test_a_stop_string_within_the_minimum_of_tokens_does_not_stop(factory: FakeFactory) -> None:
-    whole = text_of(oracle(request_of("r", max_tokens=12)))
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=12, min_tokens=6, stop=(whole[2:4],)))
-    assert answered.text().startswith(whole[:6])
-
-
-async def test_one_answer_of_several_stops_while_the_other_goes_on(factory: FakeFactory) -> None:
-    request = request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5)
-    texts = [text_of(oracle(request, index)) for index in range(2)]
-    stop = texts[0][3:5]
-    assert stop not in texts[1]
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5, stop=(stop,)))
-    assert answered.text(0) == texts[0][: texts[0].index(stop)]
-    assert answered.text(1) == texts[1]
-    assert answered.end(1).finish_reason is FinishReason.LENGTH
-
-
-async def test_a_continued_stream_sends_nothing_again_and_counts_on(factory: FakeFactory) -> None:
-    request = request_of("r", max_tokens=12)
-    tokens = oracle(request)
-    async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=12, prior_output_ids=tuple(tokens[:5])))
-        assert sample(service, "generation_tokens_total") == 7
-    assert answered.token_ids() == tokens[5:]
-    assert answered.text() == text_of(tokens[5:])
-    assert answered.end().num_output_tokens == 12
-
-
-async def test_a_stop_string_that_began_on_another_replica_is_found(factory: FakeFactory) -> None:
-    tokens = oracle(request_of("r", max_tokens=12))
-    whole = text_of(tokens)
-    stop = whole[3:7]
-    async with running(small_config(), factory) as service:
-        answered = await answer(
-            service, request_of("r", max_tokens=12, stop=(stop,), prior_output_ids=tuple(tokens[:5]))
-        )
-    assert answered.text() == ""
-    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, 7)
 
 
 async def test_a_refusal_is_the_only_message_and_carries_the_reason(factory: FakeFactory) -> None:
@@ -398,3 +273,32 @@ async def test_the_books_balance_over_every_kind_of_end(tmp_path: Path) -> None:
         with_tokens = sum(1 for a, r in zip(answers, requests, strict=True) for i in range(r.n) if a.token_ids(i))
         assert sample(service, "time_to_first_token_seconds_count") - with_tokens in (0, 1)
         assert sample(service, "e2e_request_latency_seconds_count") == ends["stop"] + ends["length"]
+
+
+def test_messages_are_spaced_out_only_while_the_loop_is_late() -> None:
+    pause = MessagePause()
+    pause.adapt(0.04)
+    assert pause.seconds == 0.0
+    spaced = []
+    for late_s in (0.06, 0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
+        pause.adapt(late_s)
+        spaced.append(pause.seconds)
+    assert spaced == [0.01, 0.02, 0.04, 0.08, 0.16, 0.16, 0.08, 0.04, 0.02, 0.01, 0.0, 0.0]
+
+
+async def test_a_late_loop_makes_messages_fewer_and_loses_nothing(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=100)
+    async with running(small_config(), factory) as service:
+        service._pause.adapt(1.0)
+        answered = await answer(service, request)
+    assert answered.token_ids() == oracle(request)
+    assert answered.num_messages < 50
+
+
+async def test_leases_are_watched_without_any_call(factory: FakeFactory) -> None:
+    async with running(small_config(lease_timeout_s=0.3), factory, in_thread=True) as service:
+        stuck = service._streams.open(request_of("stuck", lease="ingress-1"))
+        async with asyncio.timeout(5):
+            while not stuck.finished:
+                await stuck.wait()
+        assert stuck.answers[0].finish_reason is FinishReason.ABORT

@@ -1,0 +1,130 @@
+"""Answers as text: EOS, stop ids and stop strings, several answers, continued streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replica.model.fake import FakeModel
+from replica.request import FinishReason
+from tests.fake_replica import (
+    EOS_ID,
+    FakeFactory,
+    answer,
+    assert_quiet,
+    fake_shape,
+    oracle,
+    request_of,
+    running,
+    sample,
+    settled,
+    small_config,
+    text_of,
+)
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> FakeFactory:
+    return FakeFactory(tmp_path)
+
+
+async def test_an_eos_ends_the_answer_and_stays_out_of_the_text(tmp_path: Path) -> None:
+    factory = FakeFactory(tmp_path, faults={"eos_ratio": 0.2})
+    request = request_of("r", max_tokens=100, ignore_eos=False)
+    tokens, reason = FakeModel(fake_shape(), eos_ratio=0.2).alone(request, 0)
+    assert (tokens[-1], reason) == (EOS_ID, FinishReason.STOP)
+    async with running(small_config(), factory) as service:
+        hidden = await answer(service, request)
+        shown = await answer(service, request_of("r", max_tokens=100, ignore_eos=False, skip_special_tokens=False))
+    assert (hidden.text(), hidden.token_ids()) == (text_of(tokens), tokens)
+    assert shown.text() == text_of(tokens) + "<eos>"
+    assert (hidden.end().finish_reason, hidden.end().stop_reason) == (FinishReason.STOP, None)
+
+
+async def test_a_stop_token_id_is_named_and_its_text_is_not_shown(factory: FakeFactory) -> None:
+    tokens = oracle(request_of("r", max_tokens=20))
+    stop = tokens[7]
+    cut = tokens.index(stop)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, stop_token_ids=(stop,)))
+    assert answered.text() == text_of(tokens[:cut])
+    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, cut + 1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+@pytest.mark.parametrize("position", [0, 3, 11])
+async def test_a_stop_string_cuts_the_text_before_it_and_counts_the_tokens_made(
+    factory: FakeFactory, position: int, length: int
+) -> None:
+    tokens = oracle(request_of("r", max_tokens=20))
+    whole = text_of(tokens)
+    stop = whole[position : position + length]
+    cut = whole.index(stop)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, stop=(stop,)))
+        await settled(service)
+        assert_quiet(service)
+        assert sample(service, "generation_tokens_total") == cut + length
+        assert sample(service, "request_success_total", finished_reason="stop") == 1
+        assert sample(service, "request_success_total", finished_reason="abort") == 0
+    assert answered.text() == whole[:cut]
+    end = answered.end()
+    assert (end.finish_reason, end.stop_reason, end.num_output_tokens) == (FinishReason.STOP, stop, cut + length)
+    assert answered.token_ids() == tokens[: cut + length]
+
+
+async def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=8)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-2:],)))
+    assert answered.end().finish_reason is FinishReason.STOP
+
+
+async def test_text_held_back_for_a_stop_string_is_sent_at_the_end(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=8)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=8, stop=(whole[-3:] + "\n",)))
+    assert (answered.text(), answered.end().finish_reason) == (whole, FinishReason.LENGTH)
+
+
+async def test_a_stop_string_within_the_minimum_of_tokens_does_not_stop(factory: FakeFactory) -> None:
+    whole = text_of(oracle(request_of("r", max_tokens=12)))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=12, min_tokens=6, stop=(whole[2:4],)))
+    assert answered.text().startswith(whole[:6])
+
+
+async def test_one_answer_of_several_stops_while_the_other_goes_on(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5)
+    texts = [text_of(oracle(request, index)) for index in range(2)]
+    stop = texts[0][3:5]
+    assert stop not in texts[1]
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=20, n=2, temperature=1.0, seed=5, stop=(stop,)))
+    assert answered.text(0) == texts[0][: texts[0].index(stop)]
+    assert answered.text(1) == texts[1]
+    assert answered.end(1).finish_reason is FinishReason.LENGTH
+
+
+async def test_a_continued_stream_sends_nothing_again_and_counts_on(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=12)
+    tokens = oracle(request)
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, request_of("r", max_tokens=12, prior_output_ids=tuple(tokens[:5])))
+        assert sample(service, "generation_tokens_total") == 7
+    assert answered.token_ids() == tokens[5:]
+    assert answered.text() == text_of(tokens[5:])
+    assert answered.end().num_output_tokens == 12
+
+
+async def test_a_stop_string_that_began_on_another_replica_is_found(factory: FakeFactory) -> None:
+    tokens = oracle(request_of("r", max_tokens=12))
+    whole = text_of(tokens)
+    stop = whole[3:7]
+    async with running(small_config(), factory) as service:
+        answered = await answer(
+            service, request_of("r", max_tokens=12, stop=(stop,), prior_output_ids=tuple(tokens[:5]))
+        )
+    assert answered.text() == ""
+    assert (answered.end().stop_reason, answered.end().num_output_tokens) == (stop, 7)
