@@ -71,6 +71,7 @@ class InflightLedger:
         self._accepted: dict[str, set[str]] = {}  # replica -> requests accepted there that still pend
         self._newest: dict[str, tuple[str, int]] = {}  # replica -> position of its newest report
         self._ended: OrderedDict[str, float] = OrderedDict()
+        self._changed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,6 +80,17 @@ class InflightLedger:
         """Each replica's counts now; a replica without open requests is absent."""
         with self._lock:
             return dict(self._counts)
+
+    def counts_of(self, replica_id: str) -> LedgerCounts:
+        """One replica's counts now; `NOTHING` without open requests."""
+        with self._lock:
+            return self._counts.get(replica_id, NOTHING)
+
+    def take_changed(self) -> set[str]:
+        """The replicas whose counts changed since the last call. For one reader."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            return changed
 
     def sent(self, request: RouteRequest, replica_id: str, now: float) -> None:
         """A decision fell. A request sent again (retry, continued stream) moves: it is open at one replica only."""
@@ -194,6 +206,7 @@ class InflightLedger:
                 del self._accepted[entry.replica_id]
 
     def _count(self, entry: _Entry, in_flight: int, pending: int) -> None:
+        self._changed.add(entry.replica_id)
         old = self._counts.get(entry.replica_id, NOTHING)
         new = LedgerCounts(
             old.num_in_flight + in_flight,

@@ -9,15 +9,26 @@ from router.views import SeenReport
 STALE_SHARE = 0.5
 """A stale candidate scores this share of the worst fresh one."""
 
+WAITING_WEIGHT = 6.0
+KV_PRESSURE_FROM = 0.5
+
 NEVER = float("-inf")
 
 
 def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> ReplicaLoad:
-    """Put report and ledger together. Without a report there is only what we sent ourselves."""
+    """Put report and ledger together. Without a report there is only what we sent ourselves.
+
+        cost = max(own in flight, waiting + running) + waiting * 6 * max(0, kv_usage - 0.5)
+
+    Waiting requests weigh more the fuller the KV cache, because then they wait for blocks and not for a place. Requests
+    that no report includes yet count as waiting, and their prompts as blocks held.
+    """
     num_ours = own.num_in_flight
     if seen is None:
         pending = own.pending_requests
-        return ReplicaLoad(replica_id, None, NEVER, pending, num_ours, pending, num_ours, False, 0.0, 0.0, 1, 1)
+        return ReplicaLoad(
+            replica_id, None, NEVER, pending, num_ours, pending, num_ours, num_ours, False, 0.0, 0.0, 1, 1
+        )
     report = seen.report
     num_waiting = report.num_waiting + own.pending_requests
     num_outstanding = max(num_ours, report.num_running + num_waiting)
@@ -26,6 +37,7 @@ def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> Repl
     claimed_tokens = (
         report.num_waiting_tokens + report.num_prefill_tokens + own.pending_tokens + own.pending_output_tokens
     )
+    kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
     return ReplicaLoad(
         replica_id=replica_id,
         report=report,
@@ -34,9 +46,10 @@ def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> Repl
         num_in_flight=num_ours,
         num_waiting=num_waiting,
         num_outstanding=num_outstanding,
+        cost=num_outstanding + num_waiting * WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM),
         would_wait=num_outstanding >= report.max_num_seqs,
-        kv_usage_ratio=min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total)),
-        num_blocks_available=num_free - claimed_tokens / size,
+        kv_usage_ratio=kv_usage_ratio,
+        num_blocks_available=min(total, num_free - claimed_tokens / size),
         block_size=size,
         num_blocks_total=total,
     )

@@ -3,7 +3,7 @@
     candidates = all views
     for each filter: candidates = those it keeps, unless it keeps none
     total(candidate) = sum(weight * score) / sum(weights), in [0, 1]
-    ranking = the picker's order of the totals
+    ranking = the picker's order of the totals, its first `MAX_RANKED`
 
 The decision's reason, in the order in which it is looked for:
     all_<filter>      a filter kept nobody and was passed over (all_draining, all_queue_full)
@@ -28,6 +28,8 @@ from router.types import Decision, Filter, Picker, ReplicaView, RouteRequest, Sc
 
 TIE_MARGIN = 0.01
 RETRY_AFTER_S = 1.0
+MAX_RANKED = 8
+"""A decision names so many replicas. When none of them takes the request, it is time for another decision."""
 
 
 class Policy:
@@ -53,14 +55,15 @@ class Policy:
             raise Unavailable("no replica is running", retry_after_s=RETRY_AFTER_S)
         candidates, ignored = self._filter(request, views)
         columns = [(scorer.name, weight, scorer(request, candidates)) for scorer, weight in self._scorers]
-        totals = [0.0] * len(candidates)
-        for _, weight, scores in columns:
+        _, weight, scores = columns[0]
+        totals = [weight * score for score in scores]
+        for _, weight, scores in columns[1:]:
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         order = self._picker(totals)
         winner = order[0]
         return Decision(
             policy=self.name,
-            ranking=tuple([(candidates[i].load.replica_id, totals[i]) for i in order]),
+            ranking=tuple([(candidates[i].load.replica_id, totals[i]) for i in order[:MAX_RANKED]]),
             parts={name: scores[winner] for name, _, scores in columns},
             report_age_s=now - candidates[winner].load.arrived_at_s,
             reason=ignored or _reason(columns, totals, order),

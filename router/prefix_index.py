@@ -58,6 +58,8 @@ class PrefixIndex:
     def match(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
         """Replica -> how many leading blocks of this chain it holds; replicas that hold none are absent."""
         matched: dict[str, int] = {}
+        if not block_hashes:
+            return matched
         with self._lock:
             holding = self._live
             for num_blocks, block_hash in enumerate(block_hashes):

@@ -50,6 +50,8 @@ class BrimfulRouter(RequestRouter):
         self._state.configure(RouterConfig(**kwargs))
         self._rng = random.Random()
         self._died: set[str] = set()
+        self._candidates: list[RunningReplica] = []
+        self._living: dict[str, RunningReplica] = {}
         self._routed_by: WeakKeyDictionary[asyncio.Task[Any], PendingRequest] = WeakKeyDictionary()
 
     async def choose_replicas(
@@ -100,16 +102,23 @@ class BrimfulRouter(RequestRouter):
 
     def _rank(self, candidates: list[RunningReplica], pending_request: PendingRequest) -> list[list[RunningReplica]]:
         pin, route = pending_request.kwargs.get("pin"), pending_request.kwargs.get("route")
-        living = {r.replica_id.unique_id: r for r in candidates if r.replica_id.unique_id not in self._died}
+        living = self._living_among(candidates)
         if pin is not None:
-            if pin not in living:
+            if pin not in living or pin in self._died:
                 raise EngineDead(f"replica {pin} is gone")
             return [[living[pin]]]
-        by_id = living or {r.replica_id.unique_id: r for r in candidates}
         if route is None:
-            return self._any_order(list(by_id.values()))
-        decision = self._state.choose(route, list(by_id), pending_request.kwargs.get("exclude") or ())
-        return [[by_id[replica_id]] for replica_id, _ in decision.ranking]
+            return self._any_order(list(living.values()))
+        decision = self._state.choose(route, list(living), pending_request.kwargs.get("exclude") or ())
+        return [[living[replica_id]] for replica_id, _ in decision.ranking]
+
+    def _living_among(self, candidates: list[RunningReplica]) -> dict[str, RunningReplica]:
+        """By id, those that aren't known to be dead, or all when all are. Serve makes a new list at every change."""
+        if candidates is not self._candidates:
+            by_id = {replica.replica_id.unique_id: replica for replica in candidates}
+            living = {replica_id: replica for replica_id, replica in by_id.items() if replica_id not in self._died}
+            self._candidates, self._living = candidates, living or by_id
+        return self._living
 
     def _any_order(self, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:
         return [[replica] for replica in self._rng.sample(replicas, len(replicas))]

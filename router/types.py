@@ -31,10 +31,10 @@ class ReplicaLoad:
     `report` is None until the replica has spoken; `arrived_at_s` is when it came, by this router's clock.
     `pending_requests` is this router's ledger: requests sent that no report includes yet. `num_in_flight` counts all
     of this router's open requests there. What follows is both together: `num_waiting`; `num_outstanding` (waiting and
-    running, never less than our own); `would_wait` (one more finds no free place in the running batch);
-    `kv_usage_ratio` (prompts just sent count as held); `num_blocks_available` (free and cached blocks less what
-    waiting, mid-prefill and just-sent requests are about to take; may be negative). `block_size` and
-    `num_blocks_total` are the report's, but at least 1.
+    running, never less than our own); `cost` (the same, waiting ones weighted by KV pressure); `would_wait` (one more
+    finds no free place in the running batch); `kv_usage_ratio` (prompts just sent count as held);
+    `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
+    take; may be negative). `block_size` and `num_blocks_total` are the report's, but at least 1.
     """
 
     replica_id: str
@@ -44,6 +44,7 @@ class ReplicaLoad:
     num_in_flight: int
     num_waiting: int
     num_outstanding: int
+    cost: float
     would_wait: bool
     kv_usage_ratio: float
     num_blocks_available: float
@@ -89,7 +90,7 @@ class Picker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which replica, and why: the ranking best first with total scores, and each scorer's part for the winner.
+    """Which replica, and why: the best ones in order with total scores, and each scorer's part for the winner.
 
     `reason` is the one word for it that metrics count: see `Policy`. `report_age_s` is the age of the winner's report,
     infinite when it has none.

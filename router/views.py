@@ -38,6 +38,7 @@ class ReplicaViews:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replicas: dict[str, _Replica] = {}
+        self._changed: set[str] = set()
 
     def observe(self, report: LoadReport, now: float) -> bool:
         """Keep `report` if it is news; returns whether it was. The age of a view counts from its last news."""
@@ -45,6 +46,7 @@ class ReplicaViews:
             replica = self._replicas.get(report.replica_id)
             if replica is None:
                 self._replicas[report.replica_id] = _Replica(SeenReport(report, now))
+                self._changed.add(report.replica_id)
                 return True
             current = replica.seen.report
             if report.epoch == current.epoch:
@@ -55,6 +57,7 @@ class ReplicaViews:
             else:
                 replica.retired.append(current.epoch)
             replica.seen = SeenReport(report, now)
+            self._changed.add(report.replica_id)
             return True
 
     def newest(self) -> dict[str, SeenReport]:
@@ -62,12 +65,24 @@ class ReplicaViews:
         with self._lock:
             return {replica_id: replica.seen for replica_id, replica in self._replicas.items()}
 
-    def age_s(self, replica_id: str, now: float) -> float:
-        """How long ago the replica's newest report arrived; infinite when there is none."""
+    def seen(self, replica_id: str) -> SeenReport | None:
+        """The replica's newest report, None when it has not spoken."""
         with self._lock:
             replica = self._replicas.get(replica_id)
-            return now - replica.seen.arrived_at_s if replica is not None else float("inf")
+            return replica.seen if replica is not None else None
+
+    def take_changed(self) -> set[str]:
+        """The replicas of which there was news since the last call. For one reader."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            return changed
+
+    def age_s(self, replica_id: str, now: float) -> float:
+        """How long ago the replica's newest report arrived; infinite when there is none."""
+        seen = self.seen(replica_id)
+        return now - seen.arrived_at_s if seen is not None else float("inf")
 
     def forget(self, replica_id: str) -> None:
         with self._lock:
-            self._replicas.pop(replica_id, None)
+            if self._replicas.pop(replica_id, None) is not None:
+                self._changed.add(replica_id)

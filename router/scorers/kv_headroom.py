@@ -35,9 +35,11 @@ class KvHeadroom:
                 scores.append(UNKNOWN)
                 continue
             available = load.num_blocks_available
-            needed = max(1, -(-num_tokens // load.block_size) - matched_blocks)
+            needed = -(-num_tokens // load.block_size) - matched_blocks
+            if needed < 1:
+                needed = 1
             if available >= needed:
-                scores.append(min(1.0, 0.5 + 0.5 * (available - needed) / load.num_blocks_total))
+                scores.append(0.5 + 0.5 * (available - needed) / load.num_blocks_total)
             else:
                 scores.append(max(0.0, 0.5 * available / needed))
         return stale_as_loaded(views, scores)

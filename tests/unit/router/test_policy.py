@@ -91,6 +91,11 @@ def test_picker_draws_only_among_those_within_the_margin() -> None:
     assert sorted(picker([0.2, 0.95, 1.0, 0.89])) == [0, 1, 2, 3]
 
 
+def test_a_decision_names_the_best_eight() -> None:
+    decision = decide([view(str(i), num_running=i) for i in range(20)])
+    assert [replica_id for replica_id, _ in decision.ranking[1:]] == ["1", "2", "3", "4", "5", "6", "7"]
+
+
 def test_a_new_scorer_needs_no_change_elsewhere() -> None:
     class ByName:
         name = "by_name"

@@ -157,6 +157,16 @@ def test_a_popular_prefix_uses_all_replicas_once_the_favourite_is_ahead(state: R
     assert set(winners) == {"a", "b", "c"}
 
 
+def test_of_many_replicas_the_favourites_and_a_sample_are_looked_at(state: RouterState) -> None:
+    replica_ids = [f"replica-{i}" for i in range(300)]
+    for replica_id in replica_ids:
+        state.observe(report(replica_id, num_running=0 if replica_id == "replica-7" else 3))
+    state.observe(report("replica-7", number=2, block_hashes_added=CHAIN))
+    assert state.choose(request("r", block_hashes=CHAIN), replica_ids).replica_id == "replica-7"
+    winners = [state.choose(request(f"s{i}"), replica_ids).replica_id for i in range(64)]
+    assert max(winners.count(winner) for winner in winners) <= 2
+
+
 def test_the_same_settings_again_keep_what_is_known(state: RouterState) -> None:
     state.choose(request("r"), ["a"])
     state.configure(RouterConfig())
