@@ -1,0 +1,144 @@
+"""A running brimful, started with the command that users type, and questions about what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+START_LIMIT_S = 240.0
+STOP_LIMIT_S = 60.0
+PORT = 8150
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a model's replicas hold for requests, and how many requests the ingress works on: all 0 when quiet."""
+
+    running: int
+    waiting: int
+    blocks: int
+    streams: int
+    in_flight: int
+
+
+QUIET = Held(0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class Service:
+    """`url` answers. `lines` is what the command printed."""
+
+    url: str
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    async def status(self) -> dict[str, Any]:
+        async with httpx.AsyncClient(base_url=self.url, timeout=10, trust_env=False) as client:
+            answer = await client.get("/status")
+            answer.raise_for_status()
+            status: dict[str, Any] = answer.json()
+            return status
+
+    async def replicas(self, model: str) -> list[dict[str, Any]]:
+        """The running replicas of a model that can serve."""
+        models = (await self.status())["models"]
+        up = next(entry["up"] for entry in models if entry["name"] == model)
+        return [replica for replica in up if replica["state"] == "ready"]
+
+    async def held(self) -> Held:
+        status = await self.status()
+        replicas = [replica for model in status["models"] for replica in model["up"]]
+        loads = [replica["load"] for replica in replicas]
+        return Held(
+            running=sum(load["num_running"] for load in loads),
+            waiting=sum(load["num_waiting"] for load in loads),
+            blocks=sum(
+                load["num_blocks_total"] - load["num_blocks_free"] - load["num_blocks_cached"] for load in loads
+            ),
+            streams=sum(replica["num_streams"] for replica in replicas),
+            in_flight=status["ingress"]["in_flight"],
+        )
+
+    async def until_quiet(self, limit_s: float) -> Held:
+        """What is held when everything is 0, or else at the limit."""
+        deadline_s = time.monotonic() + limit_s
+        while (held := await self.held()) != QUIET and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        return held
+
+    async def until_replicas(self, model: str, count: int, gone: set[int], limit_s: float) -> list[dict[str, Any]]:
+        """The model's replicas once `count` of them run, none with a pid in `gone`; or what is there at the limit."""
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            replicas = [replica for replica in await self.replicas(model) if replica["pid"] not in gone]
+            if len(replicas) == count:
+                break
+            await asyncio.sleep(0.1)
+        return replicas
+
+    async def counter(self, model: str, name: str) -> float:
+        """A counter's value, all replicas of the model and all labels added."""
+        total = 0.0
+        async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
+            for replica in await self.replicas(model):
+                text = (await client.get(f"http://{replica['metrics_address']}/metrics")).text
+                lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+                total += sum(float(line.rpartition(" ")[2]) for line in lines)
+        return total
+
+
+@contextmanager
+def running_service(config: dict[str, Any], folder: Path) -> Iterator[Service]:
+    """`brimful serve --config` with this Serve config file, until the block is left: then Ctrl-C, which must work."""
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    http = config["http_options"]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deployments.cli", "serve", "--config", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    service = Service(f"http://{http['host']}:{http['port']}", process)
+    ready = threading.Event()
+    reader = threading.Thread(target=_read_lines, args=(process, service.lines, ready))
+    reader.start()
+    try:
+        ready.wait(START_LIMIT_S)
+        assert process.poll() is None and ready.is_set(), "brimful serve didn't come up:\n" + "".join(service.lines)
+        yield service
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            code = process.wait(STOP_LIMIT_S)
+        finally:
+            process.kill()
+            reader.join()
+            if process.stdout is not None:
+                process.stdout.close()
+    assert code == 0, "brimful serve ended badly:\n" + "".join(service.lines)
+
+
+def _read_lines(process: subprocess.Popen[str], lines: list[str], ready: threading.Event) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if "Ctrl-C drains" in line:
+            ready.set()
+    ready.set()

@@ -1,0 +1,103 @@
+"""Clients that leave: at any moment, in any way, nothing of their requests is left within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import httpx
+
+from tests.integration.raw_client import RawClient
+from tests.integration.service import QUIET, Held, Service
+
+PATH = "/v1/completions"
+MINUTES_OF_WORK: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
+LONG_PROMPT = [5] * 900
+QUIET_WITHIN_S = 1.0
+
+
+async def until_busy(service: Service) -> Held:
+    """Returns once a replica works on something."""
+    while not (held := await service.held()).running + held.waiting:
+        await asyncio.sleep(0.01)
+    return held
+
+
+async def canary(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.url, timeout=10, trust_env=False) as client:
+        answer = await client.post(PATH, json={"model": "tiny", "prompt": "hello", "max_tokens": 3, "ignore_eos": True})
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+async def test_in_the_middle_of_a_stream(service: Service) -> None:
+    client = await RawClient.connect(service.url)
+    await client.post(PATH, {**MINUTES_OF_WORK, "stream": True})
+    await client.read_until(b"data: ")
+    assert (await service.held()).running == 1
+    await client.leave()
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+
+
+async def test_while_a_plain_answer_is_being_made(service: Service) -> None:
+    client = await RawClient.connect(service.url)
+    await client.post(PATH, {**MINUTES_OF_WORK, "n": 2})
+    assert (await until_busy(service)).streams == 1
+    await client.leave()
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+
+
+async def test_during_the_prefill_of_many_long_prompts(service: Service) -> None:
+    clients = [await RawClient.connect(service.url) for _ in range(16)]
+    for number, client in enumerate(clients):
+        await client.post(PATH, {**MINUTES_OF_WORK, "prompt": [number + 4, *LONG_PROMPT], "max_tokens": 100})
+    await until_busy(service)
+    await asyncio.gather(*(client.leave() for client in clients))
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+
+
+async def test_in_the_middle_of_its_own_body(service: Service) -> None:
+    client = await RawClient.connect(service.url)
+    await client.post(PATH, {**MINUTES_OF_WORK, "prompt": LONG_PROMPT}, cut_at=500)
+    while (await service.held()).in_flight != 1:
+        await asyncio.sleep(0.01)
+    await client.leave()
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+
+
+async def test_several_prompts_at_once(service: Service) -> None:
+    client = await RawClient.connect(service.url)
+    await client.post(PATH, {**MINUTES_OF_WORK, "prompt": ["a", "b", "c", "d"], "stream": True})
+    await client.read_until(b"data: ")
+    await client.leave()
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+
+
+async def test_two_hundred_that_leave_at_any_moment_leave_nothing(service: Service) -> None:
+    rng = random.Random(7)
+    aborts_before = await service.counter("tiny", "brimful_request_success_total")
+
+    async def one(number: int) -> None:
+        client = await RawClient.connect(service.url)
+        prompt = [number % 400 + 4, *LONG_PROMPT] if number % 3 == 0 else "hello"
+        await client.post(PATH, {**MINUTES_OF_WORK, "prompt": prompt, "max_tokens": 100, "stream": number % 2 == 0})
+        await asyncio.sleep(rng.uniform(0, 0.3))
+        await client.leave()
+
+    for start in range(0, 200, 50):
+        await asyncio.gather(*(one(start + number) for number in range(50)))
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+    assert await service.counter("tiny", "brimful_request_success_total") > aborts_before
+    await canary(service)
+
+
+async def test_what_nobody_reads_is_not_generated(service: Service) -> None:
+    before = await service.counter("tiny", "brimful_generation_tokens_total")
+    clients = [await RawClient.connect(service.url) for _ in range(10)]
+    for client in clients:
+        await client.post(PATH, {**MINUTES_OF_WORK, "stream": True})
+        await client.read_until(b"data: ")
+    await asyncio.gather(*(client.leave() for client in clients))
+    assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
+    assert await service.counter("tiny", "brimful_generation_tokens_total") - before < 5000  # of 10,000 asked for
