@@ -99,7 +99,7 @@ def _environment(folder: RunFolder, *, private: bool) -> dict[str, str]:
     """
     environment = dict(os.environ)
     environment[MARKER] = str(folder.path)
-    environment["TMPDIR"] = str(folder.path / "tmp")
+    environment["TMPDIR"] = str(folder.temporary_path)
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     if private:

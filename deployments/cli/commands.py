@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -113,7 +114,8 @@ def prepare(
     given = {"model": model, "revision": revision, "download_dir": download_dir}
     settings = flags.serve_config(None, {name: value for name, value in given.items() if value is not None})
     console = Console()
-    card = asyncio.run(prepare_model(settings.app.models[0], console.doing))
+    with TemporaryDirectory() as temporary:
+        card = asyncio.run(prepare_model(settings.app.models[0], Path(temporary), console.doing))
     console.line(f"{card.name} is ready in {card.folder}")
     return 0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from deployments.config import ModelSettings
 from replica.errors import ModelNotFound
@@ -14,9 +16,10 @@ from replica.model_card import ModelCard
 GRACE_S = 5.0
 
 
-async def prepare_model(settings: ModelSettings, progress: Callable[[str], None]) -> ModelCard:
+async def prepare_model(settings: ModelSettings, temporary: Path, progress: Callable[[str], None]) -> ModelCard:
     """Run `replica.model.prepare`; its lines go to `progress`. Cancelled: the process is ended too.
 
+    Its temporary files go to the folder `temporary`, which the caller removes (torch leaves some).
     Raises `ModelNotFound` with the process's last line, which is written for the operator.
     """
     arguments = ["--model", settings.model]
@@ -30,6 +33,7 @@ async def prepare_model(settings: ModelSettings, progress: Callable[[str], None]
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(temporary)},
         start_new_session=True,
     )
     assert process.stdout is not None and process.stderr is not None

@@ -57,7 +57,7 @@ class RunFolder:
             path.rmdir()
             raise ResourceError(f"the temporary folder's path {base} is too long for sockets: set TMPDIR to a shorter")
         folder.add_owner(os.getpid())
-        (path / "tmp").mkdir()
+        folder.temporary_path.mkdir()
         token = os.open(folder.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(token, "w") as file:
             file.write(secrets.token_hex(32))
@@ -66,6 +66,10 @@ class RunFolder:
     @property
     def token_path(self) -> Path:
         return self.path / "auth_token"
+
+    @property
+    def temporary_path(self) -> Path:
+        return self.path / "tmp"
 
     @property
     def ray_path(self) -> Path:

@@ -108,7 +108,8 @@ class _Run:
 
     async def _prepare(self, model: ModelSettings) -> None:
         self._console.doing(f"preparing {model.name}")
-        await prepare_model(model, lambda text: self._console.doing(f"preparing {model.name}: {text}"))
+        temporary = self._folder.temporary_path
+        await prepare_model(model, temporary, lambda text: self._console.doing(f"preparing {model.name}: {text}"))
 
     async def _deploy(self, cluster: Cluster, preparing: asyncio.Task[None]) -> None:
         async for event in cluster.events():

@@ -1,4 +1,4 @@
-"""Ports for tests of the command line."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
