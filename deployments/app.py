@@ -68,7 +68,7 @@ def _life_cycle(config: AppConfig) -> dict[str, Any]:
     return {
         "max_ongoing_requests": UNBOUNDED,
         "health_check_period_s": 1.0,
-        "health_check_timeout_s": 30.0,
+        "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": config.drain_timeout_s + SHUTDOWN_MARGIN_S,
     }

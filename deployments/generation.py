@@ -34,7 +34,7 @@ from deployments.leases import Leases
 from deployments.open_call import OpenCall
 from deployments.openai_responses import Answer
 from deployments.served_model import ServedModel
-from replica.errors import BodyTooLarge, EngineFailure, QueueFull, UnknownModel
+from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, QueueFull, UnknownModel
 from replica.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -99,8 +99,9 @@ class GenerationEndpoint:
             pass
         except Exception as error:  # noqa: BLE001 - the edge: whatever happens inside becomes an answer
             answer = http_error(_known(error))
-            await reply.whole(answer.status, answer.headers, answer.body)
             status = str(answer.status)
+            if not reply.status:
+                await reply.whole(answer.status, answer.headers, answer.body)
         finally:
             self._edge.metrics.answered(self._route, status, time.monotonic() - started_s)
 
@@ -229,6 +230,6 @@ async def _while_client_stays(receive: Receive, work: Coroutine[Any, Any, None])
 
 def _known(error: Exception) -> Exception:
     """What nobody expected is logged whole here; the client learns no details of it (see error_map)."""
-    if not hasattr(error, "code"):
+    if not isinstance(error, BrimfulError):
         logger.error("unexpected error in a request", exc_info=error)
     return error

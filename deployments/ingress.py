@@ -37,6 +37,7 @@ from deployments.generation import Edge, GenerationEndpoint, find_model
 from deployments.leases import Leases
 from deployments.loopback import keep_serve_port_local
 from deployments.metrics import INGRESS_METRICS
+from deployments.openai_responses import model_card, model_list
 from deployments.process_address import metrics_address
 from deployments.serve_logging import log_through_serve
 from deployments.serve_model_client import ServeModelClient, ask_all
@@ -56,6 +57,7 @@ class Ingress:
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._app_name, self._own_deployment = context.app_name, context.deployment
+        self._peers: DeploymentHandle[Any] | None = None  # all replicas of this deployment
         self._config = config
         self._metrics = Metrics((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": self._id})
         self._exporter, port = serve_metrics(self._metrics.registry, config.metrics_host, config.metrics_ports)
@@ -135,9 +137,10 @@ class Ingress:
         return JSONResponse({"state": state, "models": models, "ingress": {**await self.describe(), **in_flight}})
 
     async def _targets(self, _: Request) -> Response:
-        own = serve.get_deployment_handle(self._own_deployment, self._app_name)
+        if self._peers is None:
+            self._peers = serve.get_deployment_handle(self._own_deployment, self._app_name)
         answers = await asyncio.gather(
-            ask_all(own, "describe"), *(model.client.ask_all("describe") for model in self._models)
+            ask_all(self._peers, "describe"), *(model.client.ask_all("describe") for model in self._models)
         )
         processes = {process["replica_id"]: process for group in answers for process in group}
         processes.setdefault(self._id, await self.describe())
@@ -149,10 +152,10 @@ def model_routes(prefix: str, models: dict[str, ServedModel], edge: Edge) -> lis
     root = prefix.rstrip("/") + "/v1"
 
     async def list_models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(model) for model in models.values()]})
+        return JSONResponse(model_list([_card(model) for model in models.values()]))
 
     async def one_model(request: Request) -> Response:
-        return JSONResponse(_model_card(find_model(models, request.path_params["name"])))
+        return JSONResponse(_card(find_model(models, request.path_params["name"])))
 
     return [
         Route(f"{root}/chat/completions", GenerationEndpoint("chat", models, edge), methods=["POST"]),
@@ -162,10 +165,11 @@ def model_routes(prefix: str, models: dict[str, ServedModel], edge: Edge) -> lis
     ]
 
 
-async def _http_exception(_: Request, error: Exception) -> Response:
+async def _http_exception(request: Request, error: Exception) -> Response:
     """No such route, or not with this method: in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    body = error_body(error.detail, "invalid_request_error", code="not_found" if error.status_code == 404 else None)
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    body = error_body(message, "invalid_request_error", code="not_found" if error.status_code == 404 else None)
     return Response(body, error.status_code, error.headers, "application/json")
 
 
@@ -174,14 +178,8 @@ async def _own_error(_: Request, error: Exception) -> Response:
     return Response(answer.body, answer.status, answer.headers, "application/json")
 
 
-def _model_card(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created_s,
-        "owned_by": "brimful",
-        "max_model_len": model.max_model_len,
-    }
+def _card(model: ServedModel) -> dict[str, Any]:
+    return model_card(model.name, model.created_s, model.max_model_len)
 
 
 def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:

@@ -48,12 +48,14 @@ class ServeModelClient:
         return self.state.reports()
 
     async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
-        route = self._route_of(request)
+        response = self._streaming.remote(request, route=self._route_of(request), exclude=exclude)
         try:
-            messages = cast(AsyncIterator[StreamMessage], self._streaming.remote(request, route=route, exclude=exclude))
-            async for message in messages:
+            async for message in cast(AsyncIterator[StreamMessage], response):
                 self.state.received(request.request_id, message)
                 yield message
+        except (asyncio.CancelledError, GeneratorExit):
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
         except Exception as error:
             raise translated(error) from error
 

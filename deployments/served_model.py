@@ -84,3 +84,6 @@ class ServedModel:
             except BrimfulError as error:
                 logger.info("model %s isn't ready yet: %s", self.name, error)
                 await asyncio.sleep(RETRY_LOADING_S)
+            except Exception:
+                logger.exception("model %s: its text can't be loaded", self.name)
+                await asyncio.sleep(RETRY_AFTER_S)

@@ -90,7 +90,7 @@ async def test_a_model_without_any_replica_refuses_at_once_and_comes_back(servic
     os.kill(replicas[0]["pid"], signal.SIGKILL)
     async with httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as client:
         body = {"model": "cramped", "prompt": "hello", "max_tokens": 1}
-        codes = []
+        codes: list[int] = []
         deadline_s = time.monotonic() + 30
         while time.monotonic() < deadline_s and 200 not in codes[-1:]:
             started_s = time.monotonic()
