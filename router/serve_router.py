@@ -3,7 +3,7 @@
 Two kinds of call, told apart by a keyword argument of the call itself (the replica's methods accept and ignore it):
 
     route=RouteRequest(...), exclude=(...)   a request: `RouterState.choose` ranks the replicas
-    pin="<replica id>"                       a control call: that replica or nobody (`call_pinned`)
+    pin="<replica id>"                       a control call: that replica, draining or not, or nobody (`call_pinned`)
 
 Any other call goes to a replica at random. What this knows lies in `router/state.py`, not here: Serve pickles this
 module by value, so a module-level object here would be another one than the ingress imports. Replica ids are the
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -36,6 +37,8 @@ from router.state import RouterState, state_for
 logger = logging.getLogger(__name__)
 
 PINNED_TIMEOUT_S = 2.0
+MAX_LEAVING = 64
+"""Replicas that Serve lists no more and that may still drain: kept for pinned calls until one finds them dead."""
 
 
 class BrimfulRouter(RequestRouter):
@@ -50,6 +53,7 @@ class BrimfulRouter(RequestRouter):
         self._state.configure(RouterConfig(**kwargs))
         self._rng = random.Random()
         self._died: set[str] = set()
+        self._reachable: OrderedDict[str, RunningReplica] = OrderedDict()
         self._candidates: list[RunningReplica] = []
         self._living: dict[str, RunningReplica] = {}
         self._routed_by: WeakKeyDictionary[asyncio.Task[Any], PendingRequest] = WeakKeyDictionary()
@@ -57,7 +61,7 @@ class BrimfulRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of one replica each, best first. A pinned call whose replica is gone fails here with `EngineDead`."""
+        """Ranks of one replica each, best first. For every call that isn't pinned."""
         if pending_request is None:
             return self._any_order(candidate_replicas)
         task = asyncio.current_task()
@@ -74,6 +78,24 @@ class BrimfulRouter(RequestRouter):
             self._fail(pending_request, error)
             return [candidate_replicas]
 
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """A pinned call goes straight to its replica, past Serve's queue and its probes of queue lengths.
+
+        Also to one that Serve doesn't list any more: a draining replica still finishes streams, which have to be
+        renewed and can be aborted. Raises `EngineDead` when it is known to be dead or was never listed.
+        """
+        pin = pending_request.kwargs.get("pin")
+        if pin is None:
+            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        if is_retry:  # it refused, or couldn't be reached: the caller's time limit ends this
+            await self._backoff(0)
+        replica = self._reachable.get(pin)
+        if replica is None:
+            raise EngineDead(f"replica {pin} is gone")
+        return replica
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The replica took the call: note where it is, and have the entry leave the ledger when the call is over."""
         route = pending_request.kwargs.get("route")
@@ -87,13 +109,19 @@ class BrimfulRouter(RequestRouter):
         """A call found the actor dead. Serve's next update may still list it: it is remembered until one doesn't."""
         super().on_replica_actor_died(replica_id)
         self._died.add(replica_id.unique_id)
+        self._reachable.pop(replica_id.unique_id, None)
         self._state.died(replica_id.unique_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve's list of running replicas, with their routing stats: the way in which idle replicas report."""
-        listed = {replica.replica_id.unique_id for replica in replicas}
-        self._died &= listed
-        self._state.retain(listed - self._died)
+        by_id = {replica.replica_id.unique_id: replica for replica in replicas}
+        self._died &= by_id.keys()
+        self._state.retain(by_id.keys() - self._died)
+        for replica_id in by_id.keys() - self._died:
+            self._reachable[replica_id] = by_id[replica_id]
+            self._reachable.move_to_end(replica_id)
+        while len(self._reachable) > len(by_id) + MAX_LEAVING:
+            self._reachable.popitem(last=False)
         for replica in replicas:
             report = report_of(replica.routing_stats)
             if report is not None:
@@ -101,12 +129,8 @@ class BrimfulRouter(RequestRouter):
         super().update_replicas(replicas)
 
     def _rank(self, candidates: list[RunningReplica], pending_request: PendingRequest) -> list[list[RunningReplica]]:
-        pin, route = pending_request.kwargs.get("pin"), pending_request.kwargs.get("route")
+        route = pending_request.kwargs.get("route")
         living = self._living_among(candidates)
-        if pin is not None:
-            if pin not in living or pin in self._died:
-                raise EngineDead(f"replica {pin} is gone")
-            return [[living[pin]]]
         if route is None:
             return self._any_order(list(living.values()))
         decision = self._state.choose(route, list(living), pending_request.kwargs.get("exclude") or ())

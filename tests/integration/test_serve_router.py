@@ -24,6 +24,8 @@ from router.serve_router import call_pinned, state_of
 from router.state import RouterState
 from tests.unit.router.loads import report, request
 
+pytestmark = pytest.mark.timeout(300)  # the first test starts Ray
+
 NUM_REPLICAS = 3
 ROUTER: dict[str, Any] = {
     "request_router_class": "router.serve_router.BrimfulRouter",
@@ -111,7 +113,8 @@ def fan_out() -> Iterator[DeploymentHandle[Any]]:
             num_replicas=NUM_REPLICAS,
             ray_actor_options={"num_cpus": 0},
             max_ongoing_requests=1000,
-            graceful_shutdown_timeout_s=1,
+            graceful_shutdown_wait_loop_s=0.1,
+            graceful_shutdown_timeout_s=60,
             request_router_config=RequestRouterConfig(**ROUTER),
         )(Echo)
         ingress = serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=1)(FanOut)
@@ -273,3 +276,16 @@ async def test_a_killed_replica_is_forgotten_and_replaced(handle: DeploymentHand
     await until(lambda: len(state.reports()) == NUM_REPLICAS, "the replacement reported")
     assert victim not in state.replica_ids()
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
+
+
+async def test_a_draining_replica_is_still_reached_for_its_streams(handle: DeploymentHandle[Any]) -> None:
+    """The last test: it deletes the application."""
+    state, replica_ids = await ready(handle)
+    victim, *others = replica_ids
+    stream = asyncio.create_task(serve_one(handle, state, "long", exclude=tuple(others), hold=True))
+    await until(lambda: victim in state.ledger.counts(), "the stream runs")
+    serve.delete("routing", _blocking=False)
+    await until(lambda: state.replica_ids() == [], "Serve lists no replica any more")
+    assert (await call_pinned(handle, victim, "who", timeout_s=20.0))[0] == victim
+    await call_pinned(handle, victim, "let_go", timeout_s=20.0)
+    assert [message.replica_id for message in await stream] == [victim, victim]

@@ -12,7 +12,7 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 
 from replica.errors import EngineDead, SettingError
 from replica.request import LoadReport
-from router.serve_router import BrimfulRouter, report_of
+from router.serve_router import MAX_LEAVING, BrimfulRouter, report_of
 from router.state import state_for
 from tests.unit.router.loads import report, request
 
@@ -67,17 +67,38 @@ async def test_requests_are_ranked_by_the_reported_load_one_replica_a_rank(route
 async def test_a_call_that_is_no_request_leaves_the_ledger_alone(router: BrimfulRouter) -> None:
     router.update_replicas(replicas(router, "a", "b"))
     assert sorted(await ranked(router, call())) == ["a", "b"]
-    assert await ranked(router, call(pin="a")) == ["a"]
     assert len(router._state.ledger) == 0
 
 
-async def test_a_pin_to_a_replica_that_is_gone_fails_the_call(router: BrimfulRouter) -> None:
+async def pinned(router: BrimfulRouter, replica_id: str) -> str:
+    return (await router._choose_replica_for_request(call(pin=replica_id))).replica_id.unique_id
+
+
+async def test_a_pinned_call_goes_to_its_replica_or_fails(router: BrimfulRouter) -> None:
     router.update_replicas(replicas(router, "a", "b"))
-    pending = call(pin="c")
-    offered = await router.choose_replicas(list(router.curr_replicas.values()), pending)
-    assert offered != []  # else Serve's loop would never look at the future
+    assert await pinned(router, "a") == "a"
+    assert await pinned(router, "b") == "b"
     with pytest.raises(EngineDead, match="replica c is gone"):
-        await pending.future
+        await pinned(router, "c")
+
+
+async def test_a_draining_replica_is_reached_by_pinned_calls_only(router: BrimfulRouter) -> None:
+    router.update_replicas(replicas(router, "a", "b"))
+    router.update_replicas(replicas(router, "b"))
+    assert await pinned(router, "a") == "a"
+    assert await ranked(router, call(route=request("r"))) == ["b"]
+    router.update_replicas([])
+    assert await pinned(router, "a") == "a"
+    router.on_replica_actor_died(ReplicaID(unique_id="a", deployment_id=router._deployment_id))
+    with pytest.raises(EngineDead):
+        await pinned(router, "a")
+
+
+async def test_replicas_that_left_long_ago_are_not_kept(router: BrimfulRouter) -> None:
+    for life in range(200):
+        router.update_replicas(replicas(router, f"life-{life}"))
+    assert len(router._reachable) == 1 + MAX_LEAVING
+    assert await pinned(router, "life-199") == "life-199"
 
 
 async def test_a_dead_replica_that_is_still_listed_is_not_used(router: BrimfulRouter) -> None:
@@ -86,10 +107,8 @@ async def test_a_dead_replica_that_is_still_listed_is_not_used(router: BrimfulRo
     router.update_replicas(replicas(router, "a", "b", a=report("a"), b=report("b", num_running=60)))
     assert router._state.replica_ids() == ["b"]
     assert await ranked(router, call(route=request("r"))) == ["b"]
-    pending = call(pin="a")
-    await router.choose_replicas(list(router.curr_replicas.values()), pending)
     with pytest.raises(EngineDead):
-        await pending.future
+        await pinned(router, "a")
 
 
 async def test_when_all_that_are_listed_are_dead_one_is_still_tried(router: BrimfulRouter) -> None:
@@ -101,7 +120,7 @@ async def test_when_all_that_are_listed_are_dead_one_is_still_tried(router: Brim
 
 async def test_two_calls_that_share_an_id_are_matched_each_to_its_own(router: BrimfulRouter) -> None:
     router.update_replicas(replicas(router, "a", "b"))
-    first, second = call(pin="a"), call(pin="b")
+    first, second = call(), call()
     await router.choose_replicas(list(router.curr_replicas.values()), first)
     assert router._get_pending_request_matching_internal_request_id(first.metadata) is first
     await router.choose_replicas(list(router.curr_replicas.values()), second)
@@ -112,7 +131,8 @@ async def test_two_calls_that_share_an_id_are_matched_each_to_its_own(router: Br
 async def test_a_broken_route_fails_the_call_and_not_the_routing_task(router: BrimfulRouter) -> None:
     router.update_replicas(replicas(router, "a"))
     pending = call(route="no RouteRequest")
-    assert await router.choose_replicas(list(router.curr_replicas.values()), pending) != []
+    offered = await router.choose_replicas(list(router.curr_replicas.values()), pending)
+    assert offered != []  # else Serve's loop would never look at the future
     with pytest.raises(AttributeError):
         await pending.future
 
