@@ -57,7 +57,7 @@ def text_of(token_ids: list[int]) -> str:
     return "".join(CHARACTERS[token] for token in token_ids if token != EOS_ID)
 
 
-def write_model(folder: Path) -> ModelCard:
+def write_model(folder: Path, *, eos_is_special: bool = True) -> ModelCard:
     """A prepared model folder without weights."""
     tokenizer = {
         "version": "1.0",
@@ -69,7 +69,7 @@ def write_model(folder: Path) -> ModelCard:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": True,
+                "special": eos_is_special,
             }
         ],
         "normalizer": None,

@@ -143,6 +143,16 @@ def test_all_sequences_of_a_request_are_taken_or_none() -> None:
     assert update.load.num_running + update.load.num_waiting == 2
 
 
+def test_nothing_is_kept_of_ended_sequences() -> None:
+    driver = EngineDriver(small_config(), FakeModel(fake_shape()))
+    driver.submit(request_of("a"), request_of("b"))
+    driver.engine.end("b")
+    driver.run()
+    for seq_id in range(2):
+        with pytest.raises(KeyError):
+            driver.engine._scheduler.timings(seq_id)
+
+
 def test_a_request_that_waited_too_long_times_out() -> None:
     driver = EngineDriver(small_config(queue_timeout_s=5.0), FakeModel(fake_shape()))
     driver.submit(*(request_of(f"r{i}", max_tokens=20) for i in range(5)))

@@ -92,6 +92,27 @@ def test_rows_with_non_finite_logits_fail_alone() -> None:
     assert driver.ends["well", 0] == [FinishReason.LENGTH]
 
 
+def test_rows_with_non_finite_logits_are_still_found_when_another_row_raises() -> None:
+    model = PickyModel(fake_shape(), suspects=frozenset({0}), nan_token=50)
+    driver = EngineDriver(small_config(), model)
+    driver.submit(request_of("raises"), request_of("sick", first=50), request_of("well", max_tokens=1, first=20))
+    driver.step()
+    codes = {request_id: error.code for (request_id, _), error in driver.errors.items() if error}
+    assert codes == {"raises": "step_failed", "sick": "non_finite_logits"}
+
+
+def test_a_lane_retaken_beside_a_poison_row_stays_its_new_owner_s() -> None:
+    """Three places change hands in one step, and the first newcomer can't join."""
+    config = small_config(max_num_seqs=3)
+    driver = EngineDriver(config, PickyModel(fake_shape(), bad_joins=frozenset({3})))
+    requests = [request_of(f"r{i}", num_prompt=4, max_tokens=3 if i < 3 else 8, first=i) for i in range(6)]
+    driver.submit(*requests)
+    driver.run()
+    for request in (*requests[:3], *requests[4:]):
+        assert driver.tokens[request.request_id, 0] == expected(request)
+    assert driver.ends["r3", 0] == [FinishReason.ERROR]
+
+
 def test_one_poison_row_costs_a_logarithm_of_extra_forwards() -> None:
     model = PickyModel(fake_shape(), suspects=frozenset({5}))
     driver = EngineDriver(small_config(max_num_seqs=8, max_num_batched_tokens=64), model)

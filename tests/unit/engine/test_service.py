@@ -97,6 +97,12 @@ async def test_the_queue_s_bound_holds_and_is_a_refusal(factory: FakeFactory) ->
     assert codes == {"queue_full"}
 
 
+async def test_an_idle_replica_takes_a_request_of_more_answers_than_its_queue_holds(factory: FakeFactory) -> None:
+    async with running(small_config(max_num_queued_seqs=2), factory) as service:
+        answered = await answer(service, request_of("r", n=8, max_tokens=3))
+        assert [answered.end(index).finish_reason for index in range(8)] == [FinishReason.LENGTH] * 8
+
+
 async def test_closing_the_stream_frees_everything_and_updates_the_gauges(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
         stream = service.generate(request_of("r", num_prompt=40, max_tokens=80))
@@ -105,6 +111,7 @@ async def test_closing_the_stream_frees_everything_and_updates_the_gauges(factor
         await stream.aclose()
         await settled(service)
         assert_quiet(service)
+        assert sample(service, "step_tokens_total", kind="decode") == 0, "the engine went on"
         assert sample(service, "request_success_total", finished_reason="abort") == 1
 
 
@@ -120,6 +127,7 @@ async def test_abort_ends_the_stream_and_is_idempotent(factory: FakeFactory) -> 
         service.abort("never seen")
         await settled(service)
         assert_quiet(service)
+        assert sample(service, "step_tokens_total", kind="decode") <= 2, "the engine went on"
         assert sample(service, "request_success_total", finished_reason="abort") == 1
 
 

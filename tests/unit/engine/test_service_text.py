@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from replica.model.fake import FakeModel
+from replica.model_card import TOKENIZER_FILE
 from replica.request import FinishReason
+from replica.scheduler.plan import PENDING_TOKEN
+from replica.stream import Answer
+from replica.text.tokenizer import Tokenizer
 from tests.fake_replica import (
     EOS_ID,
     FakeFactory,
@@ -21,6 +25,7 @@ from tests.fake_replica import (
     settled,
     small_config,
     text_of,
+    write_model,
 )
 
 
@@ -40,6 +45,33 @@ async def test_an_eos_ends_the_answer_and_stays_out_of_the_text(tmp_path: Path) 
     assert (hidden.text(), hidden.token_ids()) == (text_of(tokens), tokens)
     assert shown.text() == text_of(tokens) + "<eos>"
     assert (hidden.end().finish_reason, hidden.end().stop_reason) == (FinishReason.STOP, None)
+
+
+async def test_an_eos_that_the_tokenizer_does_not_mark_as_special_stays_out_of_the_text_too(tmp_path: Path) -> None:
+    card = write_model(tmp_path, eos_is_special=False)
+    tokenizer = Tokenizer((tmp_path / TOKENIZER_FILE).read_bytes(), card)
+    texts = []
+    for skip in (True, False):
+        got = Answer(0, request_of("r", skip_special_tokens=skip), tokenizer)
+        got.push(1)
+        assert got.push(EOS_ID, FinishReason.STOP) is FinishReason.STOP
+        texts.append(got.take().text)
+    assert texts == [text_of([1]), text_of([1]) + "<eos>"]
+
+
+async def test_what_is_held_back_when_an_answer_is_cut_short_is_left_to_whoever_continues_it(tmp_path: Path) -> None:
+    card = write_model(tmp_path)
+    tokenizer = Tokenizer((tmp_path / TOKENIZER_FILE).read_bytes(), card)
+    stop = text_of([2, 3, 4])
+    first = Answer(0, request_of("r", stop=(stop,)), tokenizer)
+    for token in (1, 2, 3):
+        first.push(token)
+    first.push(PENDING_TOKEN, FinishReason.ERROR)
+    cut = first.take()
+    assert (cut.token_ids, cut.text) == ((1, 2, 3), text_of([1]))
+    second = Answer(0, request_of("r", stop=(stop,), prior_output_ids=cut.token_ids), tokenizer)
+    second.push(9, FinishReason.LENGTH)
+    assert second.take().text == text_of([2, 3, 9])
 
 
 async def test_a_stop_token_id_is_named_and_its_text_is_not_shown(factory: FakeFactory) -> None:
@@ -62,9 +94,10 @@ async def test_a_stop_string_cuts_the_text_before_it_and_counts_the_tokens_made(
     stop = whole[position : position + length]
     cut = whole.index(stop)
     async with running(small_config(), factory) as service:
-        answered = await answer(service, request_of("r", max_tokens=20, stop=(stop,)))
+        answered = await answer(service, request_of("r", max_tokens=100, stop=(stop,)))
         await settled(service)
         assert_quiet(service)
+        assert sample(service, "step_tokens_total", kind="decode") == cut + length - 1, "the engine went on"
         assert sample(service, "generation_tokens_total") == cut + length
         assert sample(service, "request_success_total", finished_reason="stop") == 1
         assert sample(service, "request_success_total", finished_reason="abort") == 0
