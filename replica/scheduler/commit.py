@@ -97,6 +97,10 @@ def roll_back_step(state: SchedulerState, record: InFlight) -> None:
     this one was to end and that runs on now: then the newest admissions go back to the queue.
     """
     plan = record.plan
+    state.batch.left = plan.left + [lane for lane in state.batch.left if lane not in plan.left]
+    for seq in state.batch.ending.values():
+        if seq.lane in plan.left:
+            seq.announced = False  # the model may have dropped its lane already
     for row, seq in enumerate(record.seqs):
         if seq.status is SequenceStatus.ENDED:
             continue
@@ -110,7 +114,6 @@ def roll_back_step(state: SchedulerState, record: InFlight) -> None:
         seq_or_none = state.live.get(joined.seq_id)
         if seq_or_none is not None:
             seq_or_none.announced = False
-    state.batch.left = plan.left + [lane for lane in state.batch.left if lane not in plan.left]
     num_places = max(state.config.max_num_seqs, record.num_running_before)
     while len(state.batch.running) > num_places:
         return_to_queue(state, max(state.batch.running, key=lambda seq: seq.admission))

@@ -40,23 +40,32 @@ class RunningBatch:
         """These leave the batch (their new status is the caller's to set)."""
         still_running = [seq for seq in leaving if self.ending.pop(seq.seq_id, None) is None]
         self._drop(still_running)
-        for seq in leaving:
+        for seq in still_running:
             self._give_back_lane(seq)
+        for seq in leaving:
             seq.admission = 0
+            seq.lane = -1
             seq.announced = False
 
     def begin_ending(self, seqs: list[Sequence]) -> None:
-        """Their last possible token is in flight now."""
+        """Their last possible token is in flight now. They remember the lane that others may take."""
         self._drop(seqs)
         for seq in seqs:
             self._give_back_lane(seq)
-            seq.announced = False
             seq.status = SequenceStatus.ENDING
             self.ending[seq.seq_id] = seq
 
     def revive(self, seq: Sequence) -> None:
-        """The step that was to end it didn't happen: it runs again, in the same stay."""
+        """The step that was to end it didn't happen: it runs again, in the same stay, and in the same lane unless a
+        later plan, rolled back before, gave the lane away (then nothing is in flight that depends on it)."""
         del self.ending[seq.seq_id]
+        if seq.lane in self._free_lanes:
+            self._free_lanes.remove(seq.lane)
+            heapify(self._free_lanes)
+            self.left.remove(seq.lane)
+        else:
+            seq.lane = -1
+            seq.announced = False
         seq.status = SequenceStatus.RUNNING
         insort(self.running, seq, key=_by_arrival)
 
@@ -65,7 +74,7 @@ class RunningBatch:
         arrivals = [seq.arrival for seq in self.running]
         assert arrivals == sorted(set(arrivals)), "running sequences are out of order"
         assert all(seq.status is SequenceStatus.RUNNING and seq.admission for seq in self.running)
-        assert all(seq.status is SequenceStatus.ENDING and seq.lane < 0 for seq in self.ending.values())
+        assert all(seq.status is SequenceStatus.ENDING for seq in self.ending.values())
         lanes = [seq.lane for seq in self.running if seq.lane >= 0] + self._free_lanes
         assert sorted(lanes) == list(range(self._num_lanes)), "lanes are lost or shared"
 
@@ -80,4 +89,3 @@ class RunningBatch:
         if seq.lane >= 0:
             heappush(self._free_lanes, seq.lane)
             self.left.append(seq.lane)
-            seq.lane = -1

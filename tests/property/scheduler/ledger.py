@@ -30,15 +30,19 @@ class Ledger:
     scheduler: Scheduler
     block_size: int
     books: dict[int, Book] = field(default_factory=dict)
+    live: dict[int, Book] = field(default_factory=dict)
+    num_received: int = 0
     plans: dict[int, tuple[StepPlan, dict[int, int]]] = field(default_factory=dict)
     admitted: set[int] = field(default_factory=set)
 
     def arrived(self, seq_id: int, request: GenerationRequest) -> None:
-        self.books[seq_id] = Book(request, [*request.prompt_ids, *request.prior_output_ids])
+        book = Book(request, [*request.prompt_ids, *request.prior_output_ids])
+        self.books[seq_id] = self.live[seq_id] = book
 
     def ended(self, seq_id: int, reason: FinishReason) -> None:
         assert self.books[seq_id].end is None, f"sequence {seq_id} ended twice"
         self.books[seq_id].end = reason
+        del self.live[seq_id]
         self.admitted.discard(seq_id)
 
     def planned(self, plan: StepPlan) -> None:
@@ -65,7 +69,7 @@ class Ledger:
         self.plans[plan.step] = (plan, stays)
 
     def committed(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        _, stays = self.plans.pop(plan.step)
+        del self.plans[plan.step]
         live = [row for row, seq_id in enumerate(plan.seq_ids) if self.books[seq_id].end is None]
         for row in live:
             book = self.books[plan.seq_ids[row]]
@@ -80,9 +84,9 @@ class Ledger:
                 assert token != PENDING_TOKEN
                 book.tokens[book.tokens.index(PENDING_TOKEN)] = token
                 book.received.append(token)
+                self.num_received += 1
             if reason is not None:
                 self.ended(seq_id, reason)
-        del stays
 
     def rolled_back(self, plan: StepPlan) -> None:
         for step in sorted((s for s in self.plans if s >= plan.step), reverse=True):
@@ -108,8 +112,8 @@ class Ledger:
         return {seq.seq_id for seq in self.scheduler._state.batch.running}
 
     def _notice_preemptions(self) -> None:
-        for seq_id, book in self.books.items():
-            if book.end is None and book.preemptions != self.scheduler.timings(seq_id).num_preemptions:
+        for seq_id, book in self.live.items():
+            if book.preemptions != self.scheduler.timings(seq_id).num_preemptions:
                 book.preemptions = self.scheduler.timings(seq_id).num_preemptions
                 book.scheduled = 0
                 self.admitted.discard(seq_id)

@@ -130,7 +130,7 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
 
 TestSchedulerUnderAnyOrder = SchedulerUnderAnyOrder.TestCase
 TestSchedulerUnderAnyOrder.settings = settings(
-    max_examples=500, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

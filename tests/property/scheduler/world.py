@@ -35,8 +35,8 @@ class World:
     scheduler: Scheduler = field(init=False)
     ledger: Ledger = field(init=False)
     in_flight: list[tuple[StepPlan, InFlightStep]] = field(init=False, default_factory=list)
+    last_tokens_before: dict[int, dict[int, int]] = field(init=False, default_factory=dict)
     seeds: dict[int, int] = field(init=False, default_factory=dict)
-    num_preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.model.shape, check_invariants=True)
@@ -59,6 +59,7 @@ class World:
         plan = self.scheduler.plan(self.now_s)
         if plan is not None:
             self.ledger.planned(plan)
+            self.last_tokens_before[plan.step] = dict(self.model.last_tokens)
             self.in_flight.append((plan, self.model.submit(plan)))
         return plan
 
@@ -81,7 +82,9 @@ class World:
         return plan
 
     def rollback(self, which: int = 0) -> None:
+        """The step in this place among those in flight raised: it and later ones sampled nothing."""
         plan = self.in_flight[which][0]
+        self.model.last_tokens = self.last_tokens_before[plan.step]
         self.scheduler.rollback(plan)
         self.ledger.rolled_back(plan)
         del self.in_flight[which:]
@@ -104,12 +107,11 @@ class World:
         largest = min(self.model.shape.max_model_len, self.model.shape.num_blocks * self.model.shape.block_size)
         steps = silent = 0
         while self.scheduler.has_work:
-            received = sum(len(book.received) for book in self.ledger.books.values())
+            received = self.ledger.num_received
             plan = self.step()
             assert plan is not None or not self.scheduler.has_work, "work is left and nothing is planned"
             steps += 1
-            gained = sum(len(book.received) for book in self.ledger.books.values()) > received
-            silent = 0 if gained else silent + 1
+            silent = 0 if self.ledger.num_received > received else silent + 1
             assert silent <= largest + 1, "no sequence gains a token"
         while self.in_flight:
             self.commit()

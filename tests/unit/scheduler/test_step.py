@@ -155,7 +155,7 @@ def test_a_budget_never_rises_above_its_start_value(name: str) -> None:
 
 def test_a_refused_change_changes_nothing() -> None:
     w = world(max_num_seqs=8, max_num_batched_tokens=32)
-    with pytest.raises(Exception, match="max_num_batched_tokens = 8 .* at least max_num_seqs"):
+    with pytest.raises(Exception, match=r"max_num_batched_tokens = 8 .* at least max_num_seqs"):
         w.scheduler.set_budgets(watermark=0.0, max_num_batched_tokens=8)
     with pytest.raises(Exception, match="enable_prefix_caching = False is not allowed"):
         w.scheduler.set_budgets(enable_prefix_caching=False)

@@ -1,0 +1,168 @@
+"""Taking blocks back: who loses them, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from replica.request import FinishReason, GenerationRequest
+from replica.scheduler.preemption import SPARED_AFTER, choose_victim
+from replica.scheduler.sequence import Sequence
+from tests.unit.scheduler.rig import World, chunks, request, world
+
+
+def running(*num_preemptions: int) -> list[Sequence]:
+    made = []
+    for arrival, count in enumerate(num_preemptions):
+        one = GenerationRequest("r", (5,), request([5], 1).sampling)
+        seq = Sequence(arrival, one, 0, 0, arrival=arrival, max_len=2, eos_token_ids=(), now_s=0.0)
+        seq.num_preemptions = count
+        made.append(seq)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("num_preemptions", "victim"),
+    [
+        ((0, 0, 0), 2),
+        ((0, 0, SPARED_AFTER), 1),
+        ((0, SPARED_AFTER, SPARED_AFTER), 2),
+        ((0, SPARED_AFTER), 1),
+        ((0,), None),
+        ((), None),
+    ],
+)
+def test_the_newest_loses_unless_it_lost_often_and_never_the_oldest(
+    num_preemptions: tuple[int, ...], victim: int | None
+) -> None:
+    chosen = choose_victim(running(*num_preemptions))
+    assert (None if chosen is None else chosen.seq_id) == victim
+
+
+def crowded() -> World:
+    """Two sequences of 8 + 1 tokens in 5 blocks of 4: the next block boundary is one too many."""
+    w = world(num_blocks=5, max_num_batched_tokens=16, enable_prefix_caching=False)
+    w.add(request([5] * 7, 8))
+    w.add(request([6] * 7, 8))
+    assert chunks(w.step()) == {0: 7, 1: 7}
+    assert chunks(w.step()) == {0: 1, 1: 1}
+    return w
+
+
+def test_the_newest_gives_all_its_blocks_back_and_leaves_the_plan() -> None:
+    w = crowded()
+    assert chunks(w.step()) == {0: 1}
+    load = w.scheduler.load()
+    assert (load.num_running, load.num_waiting, load.num_blocks_free) == (1, 1, 2)
+    assert w.scheduler.timings(1).num_preemptions == 1
+    assert w.scheduler.stats(None, 0.0, step_s=0, idle_s=0).num_preemptions == 1
+
+
+def test_a_preempted_sequence_keeps_its_output_and_recomputes_prompt_and_output() -> None:
+    w = crowded()
+    received = list(w.ledger.books[1].received)
+    while 1 not in chunks(plan := w.step()):
+        assert w.ledger.books[1].received == received
+    assert plan is not None and chunks(plan) == {1: 9}, "7 of the prompt and 2 of its output"
+    assert (plan.num_recomputed_tokens, plan.num_prefill_tokens, plan.num_decode_tokens) == (8, 0, 1)
+    assert plan.output_index == [2] and plan.joined[0].num_output_tokens == 2
+    w.drain()
+    w.check_outputs()
+
+
+@pytest.mark.parametrize(("num_blocks", "num_waiting"), [(7, 1), (8, 0)])
+def test_it_comes_back_only_when_its_whole_context_and_one_block_more_fit(num_blocks: int, num_waiting: int) -> None:
+    """12 known tokens are 3 blocks and one more; the other holds 4. A chunk of 1 token would always fit."""
+    w = world(
+        num_blocks=num_blocks,
+        max_num_batched_tokens=16,
+        enable_prefix_caching=False,
+        scheduler_reserve_full_isl=False,
+    )
+    w.add(request([5] * 11, 30))
+    w.add(request([6] * 11, 4))
+    w.step()
+    w.step()
+    w.scheduler.preempt_newest()
+    w.step()
+    w.step()
+    assert w.scheduler.num_waiting == num_waiting
+
+
+def test_it_returns_to_its_place_before_those_that_arrived_later() -> None:
+    w = crowded()
+    w.add(request([7], 1))
+    order = []
+    while w.scheduler.has_work:
+        plan = w.step()
+        assert plan is not None
+        order += [joined.seq_id for joined in plan.joined]
+    assert order == [1, 2]
+
+
+def test_nobody_enters_in_a_step_that_preempted() -> None:
+    w = crowded()
+    w.add(request([7], 1))
+    assert chunks(w.step()) == {0: 1}
+    by_reason = w.scheduler.stats(None, 0.0, step_s=0, idle_s=0).num_waiting_by_reason
+    assert by_reason["blocks"] == 2
+
+
+def test_its_own_cached_blocks_spare_it_recomputing() -> None:
+    w = world(num_blocks=20)
+    w.add(request([5] * 7, 8))
+    w.add(request(list(range(10, 19)), 8))
+    w.step()
+    w.scheduler.preempt_newest()
+    w.step()
+    plan = w.step()
+    assert chunks(plan) == {0: 1, 1: 2}, "8 of 10 known tokens were still cached"
+    assert plan is not None and plan.num_recomputed_tokens == 1
+
+
+def test_preempting_the_newest_on_demand_shrinks_the_next_step() -> None:
+    w = world()
+    for _ in range(3):
+        w.add(request([5], 9))
+    w.step()
+    assert w.scheduler.preempt_newest()
+    assert chunks(w.step()) == {0: 1, 1: 1}
+    assert chunks(w.step()) == {0: 1, 1: 1, 2: 2}
+    assert [w.scheduler.preempt_newest() for _ in range(3)] == [True, True, False], "never the last one"
+
+
+def test_a_token_in_flight_reaches_a_sequence_that_was_preempted_meanwhile() -> None:
+    w = world()
+    w.add(request([5], 9))
+    w.add(request([6], 9))
+    w.step()
+    w.plan()
+    w.scheduler.preempt_newest()
+    assert w.commit().seq_ids == [0, 1]
+    w.drain()
+    w.check_outputs()
+
+
+def test_a_sequence_ends_from_the_queue_when_its_last_token_was_in_flight() -> None:
+    w = world()
+    tokens, _ = w.model.alone(request([6], 9), 0)
+    w.add(request([5], 9))
+    w.add(request([6], 9, stop_token_ids=(tokens[1],)))
+    w.step()
+    w.plan()
+    w.scheduler.preempt_newest()
+    assert w.commit().finish_reasons == [None, FinishReason.STOP]
+    assert w.scheduler.num_waiting == 0
+    w.drain()
+    w.ledger.check_finished()
+
+
+def test_under_overlap_blocks_of_an_ending_sequence_are_awaited_instead_of_preempting() -> None:
+    w = world(num_blocks=4, enable_prefix_caching=False)
+    w.add(request([5] * 7, 9))
+    w.add(request([6] * 7, 2))
+    w.step()
+    w.plan()
+    assert w.plan() is None, "the one that ends next gives its blocks back at its commit"
+    w.commit()
+    assert chunks(w.step()) == {0: 1}
+    assert w.scheduler.timings(1).num_preemptions == 0
