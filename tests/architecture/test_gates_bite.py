@@ -78,7 +78,7 @@ def test_type_gate_names_an_untyped_function_and_a_wrong_type(copy: Path) -> Non
 
 @pytest.fixture
 def wired(copy: Path) -> Path:
-    """The copy with imports that the contracts allow: torch, ray and fastapi in their places, the command line's own."""
+    """The copy with imports that the contracts allow: torch, ray and fastapi in their places; the command line."""
     plant(copy, "replica/model/planted_runner.py", "import torch\n")
     plant(copy, "replica/scheduler/admission.py", "import replica.model.api\n")
     plant(copy, "router/serve_router.py", "import ray\n")
