@@ -72,7 +72,7 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     need += seq.num_preemptions > 0 and bool(running)
     spare = tables.pool.num_free - need
     if reserve_full:
-        spare -= sum(tables.blocks_for(len(s.tokens)) - len(s.block_table) for s in running if s.gap > 1)
+        spare -= sum(tables.blocks_for(len(s.tokens)) - len(s.block_table) for s in draft.prefills)
     if running:
         spare -= ceil(state.config.watermark * tables.pool.num_blocks)
     if spare < 0 or not running:
@@ -100,4 +100,5 @@ def _enter(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer,
             state.tally.prefix_query_tokens += len(seq.tokens)
             state.tally.prefix_hit_tokens += seq.num_computed
     state.tables.grow(seq, seq.num_scheduled + offer.chunk)
+    draft.prefills.append(seq)
     draft.give(seq, offer.chunk)

@@ -15,6 +15,8 @@ A running sequence that needs a block when none is free takes one by preemption 
 
 from __future__ import annotations
 
+from operator import add, attrgetter
+
 from replica.scheduler.admission import Offer, admit, examine
 from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
 from replica.scheduler.preemption import make_room
@@ -39,7 +41,10 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
 
 
 def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
-    draft.decodes = [seq for seq in state.batch.running if len(seq.tokens) - seq.num_scheduled == 1]
+    running = state.batch.running
+    draft.decodes = [seq for seq in running if len(seq.tokens) - seq.num_scheduled == 1]
+    if len(draft.decodes) < len(running):
+        draft.prefills = [seq for seq in running if seq.gap > 1]
     del draft.decodes[draft.budget :]  # only after a budget was lowered below what was running
     draft.budget -= len(draft.decodes)
     needy = [seq for seq in draft.decodes if seq.num_scheduled >= seq.num_slots]
@@ -49,7 +54,7 @@ def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
 
 
 def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
-    prefills = [seq for seq in state.batch.running if seq.gap > 1]
+    prefills = list(draft.prefills)
     if not prefills or draft.budget <= 0:
         return
     head = state.waiting.head()
@@ -65,9 +70,7 @@ def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
 
 
 def _spend_the_rest(state: SchedulerState, draft: StepDraft) -> None:
-    if draft.budget <= 0:
-        return
-    for seq in [seq for seq in state.batch.running if seq.gap - seq.chunk > 0 and seq.gap > 1]:
+    for seq in sorted(draft.prefills, key=attrgetter("arrival")):
         _extend(state, draft, seq, min(seq.gap - seq.chunk, draft.budget))
 
 
@@ -110,7 +113,7 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         num_recomputed_tokens=num_recomputed,
     )
     state.batch.left = []
-    ends = [start + count for start, count in zip(starts, num_tokens, strict=True)]
+    ends = list(map(add, starts, num_tokens))
     return InFlight(plan, rows, ends, [seq.admission for seq in rows], draft.num_running_before)
 
 

@@ -63,12 +63,14 @@ class SchedulerState:
 @dataclass(slots=True)
 class StepDraft:
     """A plan being made. `budget`: tokens not given out yet. `decodes`: rows of one token (their `chunk` stays 0);
-    `chunks`: rows of `chunk` tokens. `preempted`: somebody gave blocks back in this step."""
+    `chunks`: rows of `chunk` tokens. `prefills`: all in the batch whose gap is, or was on admission, wider than that;
+    some may get nothing. `preempted`: somebody gave blocks back in this step."""
 
     budget: int
     num_running_before: int
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Sequence] = field(default_factory=list)
+    prefills: list[Sequence] = field(default_factory=list)
     preempted: bool = False
 
     def give(self, seq: Sequence, num_tokens: int) -> None:
@@ -79,6 +81,8 @@ class StepDraft:
 
     def withdraw(self, seq: Sequence) -> None:
         """Take the sequence out of this step; its tokens return to the budget."""
+        if seq in self.prefills:
+            self.prefills.remove(seq)
         if seq.chunk:
             self.budget += seq.chunk
             seq.chunk = 0
