@@ -16,6 +16,12 @@ from tests.dashboards.exporters import serving
 from tests.dashboards.grafana import LOGIN, READER_TOKEN, TOKEN, Grafana, grafana_server
 
 
+@pytest.fixture(autouse=True)
+def no_proxy_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing uses the proxy that the environment names, as it should; these Grafanas are here."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 @pytest.fixture
 def grafana() -> Grafana:
     return Grafana()
