@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -48,8 +49,9 @@ class ReplicaDeployment:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._model_name = model_name
         self._num_streams = 0
+        say = partial(logger.info, "starting: %s")  # `brimful serve` shows the newest of these lines
         self._service = await ReplicaService.start(
-            config, replica_id=self._replica_id, model_name=model_name, progress=logger.info
+            config, replica_id=self._replica_id, model_name=model_name, progress=say
         )
         self._exporter, port = serve_metrics(self._service.metrics.registry, metrics_host, metrics_ports)
         self._metrics_address = metrics_address(metrics_host, port)

@@ -24,6 +24,14 @@ class ClusterEvent:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class RayChoice:
+    """On which Ray: a running cluster at `address`, or (None) a private one, with Ray's own `dashboard` or without."""
+
+    address: str | None = None
+    dashboard: bool = False
+
+
 @dataclass(slots=True)
 class Cluster:
     """A running cluster process."""
@@ -33,15 +41,16 @@ class Cluster:
     _transport: asyncio.BaseTransport = field(repr=False)
 
     @classmethod
-    async def start(cls, folder: RunFolder, config: ServeConfig, address: str | None, log: Path) -> Cluster:
+    async def start(cls, folder: RunFolder, config: ServeConfig, ray: RayChoice, log: Path) -> Cluster:
         """Start it in a session of its own; all it prints goes to `log`, which is emptied first."""
         read_fd, write_fd = os.pipe()
         settings = ClusterSettings(
             folder=str(folder.path),
-            address=address,
+            address=ray.address,
             host=config.http.host,
             port=config.http.port,
             drain_timeout_s=config.app.drain_timeout_s,
+            ray_dashboard=ray.dashboard,
             events_fd=write_fd,
         )
         with log.open("wb") as out:
@@ -50,7 +59,7 @@ class Cluster:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env=_environment(folder, private=address is None),
+                env=_environment(folder, private=ray.address is None),
                 pass_fds=(write_fd,),
                 start_new_session=True,
             )

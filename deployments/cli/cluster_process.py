@@ -38,13 +38,17 @@ _ANY_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|OutOfMemory\w*): .+)
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What a cluster process is told. `address`: join that Ray cluster; None: start a private one in `folder`."""
+    """What a cluster process is told. `address`: join that Ray cluster; None: start a private one in `folder`.
+
+    `ray_dashboard`: with Ray's own dashboard (private cluster only).
+    """
 
     folder: str
     address: str | None
     host: str
     port: int
     drain_timeout_s: float
+    ray_dashboard: bool
     events_fd: int
 
     def dumps(self) -> str:
@@ -92,7 +96,7 @@ class ClusterProcess:
         else:
             ray.init(
                 namespace="serve",
-                include_dashboard=False,
+                include_dashboard=settings.ray_dashboard,
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(RunFolder(Path(settings.folder)).ray_path),
             )

@@ -33,37 +33,38 @@ app.add_typer(dashboards, name="dashboards")
 UrlOption = Annotated[str, typer.Option(help="base URL of the service")]
 
 
-def serve(config: Path | None, address: str | None, **given: Any) -> int:
+def serve(config: Path | None, address: str | None, ray_dashboard: bool, **given: Any) -> int:
     """Start the service on this machine and keep it up until Ctrl-C.
 
     Settings come from the flags, or from a file (the format of `serve deploy`) with the flags given put over it.
     """
+    from deployments.cli.cluster import RayChoice
     from deployments.cli.serve import serve as run_service
 
     settings = flags.serve_config(config, {name: value for name, value in given.items() if value is not None})
-    return run_service(settings, address, Console())
+    return run_service(settings, RayChoice(address, ray_dashboard), Console())
 
 
 def _with_setting_flags() -> None:
     """Give `serve` a signature with a flag for each setting of the configuration tree."""
+    file = typer.Option(None, "--config", help="YAML file with all settings, several models too")
+    ray = typer.Option(
+        None, "--address", help="deploy to this Ray cluster: host:port, or auto [default: a private one]"
+    )
+    board = typer.Option(False, "--ray-dashboard", help="with Ray's own dashboard, on 127.0.0.1 [default: without]")
     own = [
-        inspect.Parameter(
-            "config",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=typer.Option(None, help="YAML file with all settings, several models too"),
-            annotation=Path | None,
-        ),
-        inspect.Parameter(
-            "address",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=typer.Option(None, help="deploy to this Ray cluster (host:port, or auto) [default: a private one]"),
-            annotation=str | None,
-        ),
+        _keyword("config", file, Path | None),
+        _keyword("address", ray, str | None),
+        _keyword("ray_dashboard", board, bool),
     ]
     parameters = [*own, *flags.setting_parameters()]
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command()(serve)
+
+
+def _keyword(name: str, option: Any, kind: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 _with_setting_flags()

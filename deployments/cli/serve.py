@@ -17,8 +17,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from deployments.cli.cluster import Cluster
+from deployments.cli.cluster import Cluster, RayChoice
 from deployments.cli.console import Console
+from deployments.cli.log_tail import LogTail
 from deployments.cli.port import claim_port, reachable
 from deployments.cli.preparation import prepare_model
 from deployments.cli.readiness import until_ready
@@ -37,12 +38,12 @@ READY_LIMIT_S = 300.0
 LOG_TAIL_LINES = 20
 
 
-def serve(config: ServeConfig, address: str | None, console: Console) -> int:
+def serve(config: ServeConfig, ray: RayChoice, console: Console) -> int:
     """Run the service until it is told to stop; returns the exit code. Raises `StartupError` when it can't start."""
-    with claim_port(config.http.host, config.http.port) if address is None else nullcontext():
+    with claim_port(config.http.host, config.http.port) if ray.address is None else nullcontext():
         folder = RunFolder.create()
         try:
-            code = asyncio.run(_Run(config, address, console, folder).run())
+            code = asyncio.run(_Run(config, ray, console, folder).run())
         finally:
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # this short work must not be cut off
@@ -54,9 +55,9 @@ def serve(config: ServeConfig, address: str | None, console: Console) -> int:
 class _Run:
     """One run. `stops` counts Ctrl-C and SIGTERM."""
 
-    def __init__(self, config: ServeConfig, address: str | None, console: Console, folder: RunFolder) -> None:
+    def __init__(self, config: ServeConfig, ray: RayChoice, console: Console, folder: RunFolder) -> None:
         self._config = config
-        self._address = address
+        self._ray = ray
         self._console = console
         self._folder = folder
         self._log = _log_file(config.http.port)
@@ -70,13 +71,15 @@ class _Run:
                 continue  # nohup
             loop.add_signal_handler(number, self._stops.put_nowait, number)
         ticking = asyncio.create_task(self._tick())
-        cluster = await Cluster.start(self._folder, self._config, self._address, self._log)
+        cluster = await Cluster.start(self._folder, self._config, self._ray, self._log)
         try:
             stopped = await self._unless_stopped(self._bring_up(cluster))
             if stopped:
                 self._console.line(f"{stopped.name} while starting: ending what was started")
                 return 128 + stopped
             self._console.line(summary(await fetch_status(self._url), self._url, self._config))
+            if self._ray.dashboard:
+                self._console.line(f"Ray's dashboard: http://127.0.0.1:8265 (token: {self._folder.token_path})")
             self._console.line(f"log: {self._log}\nCtrl-C drains and stops")
             stopped = await self._unless_stopped(cluster.process.wait())
             if not stopped:
@@ -100,7 +103,7 @@ class _Run:
             await asyncio.gather(preparing, deployed, return_exceptions=True)
 
     async def _prepare_models(self) -> None:
-        if self._address is not None:
+        if self._ray.address is not None:
             return  # the replicas' machines prepare their models themselves
         for model in self._config.app.models:
             await self._prepare(model)
@@ -112,13 +115,14 @@ class _Run:
         await prepare_model(model, temporary, lambda text: self._console.doing(f"preparing {model.name}: {text}"))
 
     async def _deploy(self, cluster: Cluster, preparing: asyncio.Task[None]) -> None:
+        tail = LogTail(self._log)
         async for event in cluster.events():
             if event.kind == "cluster":
                 await asyncio.shield(preparing)
                 cluster.deploy(self._config.app.model_dump(mode="json", exclude_unset=True))
                 self._console.doing("starting the application")
             elif event.kind == "progress" and preparing.done():
-                self._console.doing(event.text)
+                self._console.doing(": ".join(filter(None, (event.text, tail.newest()))))
             elif event.kind == "failed":
                 raise StartupError(event.text)
             elif event.kind == "running":
