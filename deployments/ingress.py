@@ -1,13 +1,10 @@
-"""The ingress: the Serve deployment that speaks HTTP, and its routes. It holds a client for every model and no torch.
+"""The ingress: the Serve deployment that speaks HTTP. It holds a client for every model, and no torch.
 
-    POST /v1/chat/completions, /v1/completions    generation.py, under each model's route prefix
-    GET  /v1/models, /v1/models/{id}              the same
-    GET  /health                                  this process can answer (also while models load)
-    GET  /ready                                   every model has a replica that has generated a token
-    GET  /status                                  models, replicas, load, budgets: for people and `brimful status`
-    GET  /metrics/targets                         Prometheus HTTP service discovery: every replica and ingress process
-
-Anything else is an error in OpenAI's shape.
+.../v1/...                                    routes.py, under each model's route prefix
+GET  /health                                  this process can answer (also while models load)
+GET  /ready                                   every model has a replica that has generated a token
+GET  /status                                  models, replicas, load, budgets: for people and `brimful status`
+GET  /metrics/targets                         Prometheus HTTP service discovery: every replica and ingress process
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -32,17 +28,15 @@ from starlette.routing import Route
 from deployments.admission import InFlight
 from deployments.config import AppConfig, Machine
 from deployments.edge_metrics import EdgeMetrics
-from deployments.error_map import error_body, http_error
-from deployments.generation import Edge, GenerationEndpoint, find_model
+from deployments.generation import Edge
 from deployments.leases import Leases
 from deployments.loopback import keep_serve_port_local
 from deployments.metrics import INGRESS_METRICS
-from deployments.openai_responses import model_card, model_list
 from deployments.process_address import metrics_address
+from deployments.routes import ERROR_HANDLERS, model_routes
 from deployments.serve_logging import log_through_serve
 from deployments.serve_model_client import ServeModelClient, ask_all
 from deployments.served_model import ServedModel
-from replica.errors import BrimfulError
 from replica.metrics import Metrics
 from replica.metrics_server import serve_metrics
 from router.metrics import ROUTER_METRICS
@@ -91,7 +85,7 @@ class Ingress:
             routes += model_routes(prefix, models, self._edge)
         return Starlette(
             routes=routes,
-            exception_handlers={HTTPException: _http_exception, BrimfulError: _own_error},
+            exception_handlers=ERROR_HANDLERS,
             lifespan=self._lifespan,
         )
 
@@ -145,41 +139,6 @@ class Ingress:
         processes = {process["replica_id"]: process for group in answers for process in group}
         processes.setdefault(self._id, await self.describe())
         return JSONResponse([_target(process) for process in processes.values()])
-
-
-def model_routes(prefix: str, models: dict[str, ServedModel], edge: Edge) -> list[Route]:
-    """The OpenAI routes of the models that live under `prefix`."""
-    root = prefix.rstrip("/") + "/v1"
-
-    async def list_models(_: Request) -> Response:
-        return JSONResponse(model_list([_card(model) for model in models.values()]))
-
-    async def one_model(request: Request) -> Response:
-        return JSONResponse(_card(find_model(models, request.path_params["name"])))
-
-    return [
-        Route(f"{root}/chat/completions", GenerationEndpoint("chat", models, edge), methods=["POST"]),
-        Route(f"{root}/completions", GenerationEndpoint("completions", models, edge), methods=["POST"]),
-        Route(f"{root}/models", list_models),
-        Route(f"{root}/models/{{name:path}}", one_model),
-    ]
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    """No such route, or not with this method: in OpenAI's shape."""
-    assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    body = error_body(message, "invalid_request_error", code="not_found" if error.status_code == 404 else None)
-    return Response(body, error.status_code, error.headers, "application/json")
-
-
-async def _own_error(_: Request, error: Exception) -> Response:
-    answer = http_error(error)
-    return Response(answer.body, answer.status, answer.headers, "application/json")
-
-
-def _card(model: ServedModel) -> dict[str, Any]:
-    return model_card(model.name, model.created_s, model.max_model_len)
 
 
 def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:

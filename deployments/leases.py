@@ -118,6 +118,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def num_background(self) -> int:
+        """Pumps and aborts under way, those of closed streams included."""
+        return len(self._tasks)
+
     def open(self, client: ModelClient, request: GenerationRequest, news: asyncio.Event | None = None) -> OpenStream:
         """Send a request; whoever opens must `close`. Raises `Unavailable` when the model has no running replica."""
         if client.num_replicas() == 0:
@@ -181,6 +186,9 @@ class Leases:
                 stream.fail(EngineFailure("the replica ended the stream before its end"))
         except BrimfulError as error:
             stream.fail(error)
+        except Exception:
+            logger.exception("request %s: reading its stream failed", stream.request.request_id)
+            stream.fail(EngineFailure("the request failed inside the service"))
         finally:
             stream.known.set()
             stream.client.forget(stream.request.request_id)
