@@ -62,15 +62,11 @@ class RouterState:
                 self._build(config)
 
     def attach(self, metrics: Metrics, model_name: str) -> None:
-        """Count decisions in `metrics` under `model_name`.
-
-        Every reason starts at 0: a counter that appears at 1 has no rate for its first event.
-        """
-        for reason in self.policy.reasons:
-            metrics.inc("router_decisions", 0, model_name=model_name, policy=self.policy.name, reason=reason)
-        metrics.inc("router_expired_requests", 0, model_name=model_name)
-        self._model_name = model_name
-        self._metrics = metrics
+        """Count decisions in `metrics` under `model_name`."""
+        with self._deciding:
+            self._model_name = model_name
+            self._metrics = metrics
+            self._start_counters()
 
     # The router's side.
 
@@ -199,6 +195,16 @@ class RouterState:
         )
         self.index = PrefixIndex(config.max_prefix_blocks)
         self._known = {}
+        self._start_counters()
+
+    def _start_counters(self) -> None:
+        """Every reason starts at 0: a counter that appears at 1 has no rate for its first event."""
+        if self._metrics is None:
+            return
+        model_name, policy = self._model_name, self.policy
+        for reason in policy.reasons:
+            self._metrics.inc("router_decisions", 0, model_name=model_name, policy=policy.name, reason=reason)
+        self._metrics.inc("router_expired_requests", 0, model_name=model_name)
 
     def _forget(self, replica_id: str) -> None:
         self.views.forget(replica_id)

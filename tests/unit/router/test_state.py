@@ -150,6 +150,19 @@ def test_a_burst_of_64_does_not_herd(clock: Clock, delay: str, prefix: tuple[byt
     assert spread(state.ledger.counts(), replica_ids) <= 1.5
 
 
+def test_routers_that_see_the_same_old_reports_do_not_herd(clock: Clock) -> None:
+    """A burst of 64 over 4 ingress processes: each knows only what it sent itself."""
+    replica_ids = [f"replica-{i}" for i in range(8)]
+    sent = dict.fromkeys(replica_ids, 0)
+    for process in range(4):
+        state = RouterState(clock=clock, rng=random.Random(process))
+        for replica_id in replica_ids:
+            state.observe(report(replica_id))
+        for number in range(16):
+            sent[state.choose(request(f"{process}-{number}"), replica_ids).replica_id] += 1
+    assert max(sent.values()) / (64 / 8) <= 1.5
+
+
 def test_a_popular_prefix_uses_all_replicas_once_the_favourite_is_ahead(state: RouterState) -> None:
     state.observe(report("a", number=2, block_hashes_added=CHAIN))
     winners = [state.choose(request(f"r{i}", block_hashes=CHAIN), ["a", "b", "c"]).replica_id for i in range(12)]
