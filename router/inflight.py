@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class LedgerCounts(NamedTuple):
-    """One replica's share of the ledger: open requests, and those that no report includes yet with their tokens."""
+    """One replica's share of the ledger: sequences of open requests, and those that no report includes yet with their
+    tokens. A request for n answers is n sequences, as in reports; its prompt counts once."""
 
     num_in_flight: int = 0
-    pending_requests: int = 0
+    num_pending: int = 0
     pending_tokens: int = 0
     pending_output_tokens: int = 0
 
@@ -44,6 +45,7 @@ class _Entry:
     """`accepted_at` is the report position (epoch, number) current at acceptance, None before it."""
 
     replica_id: str
+    num_sequences: int
     prompt_tokens: int
     output_tokens: int
     heard_at_s: float
@@ -100,7 +102,7 @@ class InflightLedger:
                 return
             self._remove(request.request_id)
             output_tokens = request.expected_output_tokens(self._expected_output_tokens)
-            entry = _Entry(replica_id, request.num_prompt_tokens, output_tokens, now)
+            entry = _Entry(replica_id, request.n, request.num_prompt_tokens, output_tokens, now)
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
 
@@ -209,8 +211,8 @@ class InflightLedger:
         self._changed.add(entry.replica_id)
         old = self._counts.get(entry.replica_id, NOTHING)
         new = LedgerCounts(
-            old.num_in_flight + in_flight,
-            old.pending_requests + pending,
+            old.num_in_flight + in_flight * entry.num_sequences,
+            old.num_pending + pending * entry.num_sequences,
             old.pending_tokens + pending * entry.prompt_tokens,
             old.pending_output_tokens + pending * entry.output_tokens,
         )

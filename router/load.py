@@ -25,12 +25,12 @@ def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> Repl
     """
     num_ours = own.num_in_flight
     if seen is None:
-        pending = own.pending_requests
+        pending = own.num_pending
         return ReplicaLoad(
             replica_id, None, NEVER, pending, num_ours, pending, num_ours, num_ours, False, 0.0, 0.0, 1, 1
         )
     report = seen.report
-    num_waiting = report.num_waiting + own.pending_requests
+    num_waiting = report.num_waiting + own.num_pending
     num_outstanding = max(num_ours, report.num_running + num_waiting)
     size, total = max(1, report.block_size), max(1, report.num_blocks_total)
     num_free = report.num_blocks_free + report.num_blocks_cached
@@ -42,7 +42,7 @@ def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> Repl
         replica_id=replica_id,
         report=report,
         arrived_at_s=seen.arrived_at_s,
-        pending_requests=own.pending_requests,
+        num_pending=own.num_pending,
         num_in_flight=num_ours,
         num_waiting=num_waiting,
         num_outstanding=num_outstanding,

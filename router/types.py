@@ -29,8 +29,8 @@ class ReplicaLoad:
     """How loaded one replica is: its last report and what this router sent since. Built by `router/load.py`.
 
     `report` is None until the replica has spoken; `arrived_at_s` is when it came, by this router's clock.
-    `pending_requests` is this router's ledger: requests sent that no report includes yet. `num_in_flight` counts all
-    of this router's open requests there. What follows is both together: `num_waiting`; `num_outstanding` (waiting and
+    `num_pending` is this router's ledger: sequences sent that no report includes yet. `num_in_flight` counts all that
+    this router has open there. What follows is both together: `num_waiting`; `num_outstanding` (waiting and
     running, never less than our own); `cost` (the same, waiting ones weighted by KV pressure); `would_wait` (one more
     finds no free place in the running batch); `kv_usage_ratio` (prompts just sent count as held);
     `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
@@ -40,7 +40,7 @@ class ReplicaLoad:
     replica_id: str
     report: LoadReport | None
     arrived_at_s: float
-    pending_requests: int
+    num_pending: int
     num_in_flight: int
     num_waiting: int
     num_outstanding: int

@@ -117,7 +117,7 @@ class LedgerMachine(RuleBasedStateMachine):
             pends, old = self.pends(request_id), expected.get(replica_id, LedgerCounts())
             expected[replica_id] = LedgerCounts(
                 old.num_in_flight + 1,
-                old.pending_requests + pends,
+                old.num_pending + pends,
                 old.pending_tokens + pends * self.tokens[request_id],
                 old.pending_output_tokens + pends * 2,
             )

@@ -5,7 +5,7 @@ import pytest
 from router.inflight import InflightLedger, LedgerCounts
 from tests.unit.router.loads import report, request
 
-PENDING = LedgerCounts(num_in_flight=1, pending_requests=1, pending_tokens=160, pending_output_tokens=160)
+PENDING = LedgerCounts(num_in_flight=1, num_pending=1, pending_tokens=160, pending_output_tokens=160)
 REPORTED = LedgerCounts(num_in_flight=1)
 
 
@@ -23,7 +23,9 @@ def test_a_sent_request_pends_with_its_prompt_and_expected_output(ledger: Inflig
 def test_expected_output_is_bounded_and_counts_every_sequence() -> None:
     ledger = InflightLedger(expected_output_tokens=100)
     ledger.sent(request("r", max_tokens=5000, n=3), "a", 0.0)
-    assert ledger.counts()["a"].pending_output_tokens == 300
+    assert ledger.counts() == {"a": LedgerCounts(3, 3, 160, 300)}
+    ledger.ended("r", 1.0)
+    assert ledger.counts() == {}
 
 
 def test_a_report_says_nothing_of_a_request_that_was_not_accepted_yet(ledger: InflightLedger) -> None:
