@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.service import PORT, START_LIMIT_S, Service, running_service
+from tests.integration.service import START_LIMIT_S, Service, free_port, running_service
 from tests.integration.tiny_chat_model import save_tiny_chat_model
 
 METRICS_PORTS = "9500-9549"
@@ -43,7 +43,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "max_num_queued_seqs": 2,
     }
     config = {
-        "http_options": {"host": "127.0.0.1", "port": PORT},
+        "http_options": {"host": "127.0.0.1", "port": free_port()},
         "applications": [
             {
                 "name": "brimful",

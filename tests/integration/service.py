@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import yaml
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 60.0
-PORT = 8150
+READY_LINE = "Ctrl-C drains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,12 @@ def running_service(config: dict[str, Any], folder: Path) -> Iterator[Service]:
         start_new_session=True,
     )
     service = Service(f"http://{http['host']}:{http['port']}", process)
-    ready = threading.Event()
-    reader = threading.Thread(target=_read_lines, args=(process, service.lines, ready))
+    said = threading.Event()
+    reader = threading.Thread(target=_read_lines, args=(process, service.lines, said))
     reader.start()
     try:
-        ready.wait(START_LIMIT_S)
-        assert process.poll() is None and ready.is_set(), "brimful serve didn't come up:\n" + "".join(service.lines)
+        said.wait(START_LIMIT_S)
+        assert READY_LINE in "".join(service.lines), "brimful serve didn't come up:\n" + "".join(service.lines)
         yield service
     finally:
         process.send_signal(signal.SIGINT)
@@ -135,10 +136,19 @@ def running_service(config: dict[str, Any], folder: Path) -> Iterator[Service]:
     assert code == 0, "brimful serve ended badly:\n" + "".join(service.lines)
 
 
-def _read_lines(process: subprocess.Popen[str], lines: list[str], ready: threading.Event) -> None:
+def free_port() -> int:
+    """A port that nobody listens on: with a fixed one a test could talk to, and kill, somebody else's service."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _read_lines(process: subprocess.Popen[str], lines: list[str], said: threading.Event) -> None:
+    """`said` is set when the service is ready, or when the command ends."""
     assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
-        if "Ctrl-C drains" in line:
-            ready.set()
-    ready.set()
+        if READY_LINE in line:
+            said.set()
+    said.set()

@@ -66,41 +66,53 @@ async def load(service: Service) -> AsyncIterator[list[Outcome]]:
             await asyncio.gather(*asking)
 
 
+async def busiest(service: Service) -> dict[str, Any]:
+    """The replica with most open streams, once there is one with any."""
+    while True:
+        replica = max(await service.replicas("tiny"), key=lambda replica: int(replica["num_streams"]))
+        if replica["num_streams"]:
+            return replica
+
+
 @pytest.mark.parametrize("victim", ["pid", "engine_pid"])
 async def test_killed_under_load(service: Service, victim: str) -> None:
-    replicas = await service.until_replicas("tiny", 2, set(), 60)
+    assert len(await service.until_replicas("tiny", 2, set(), 60)) == 2
     async with load(service) as outcomes:
         while len(outcomes) < 2 * NUM_CLIENTS:
             await asyncio.sleep(0.05)
+        killed = await busiest(service)
         killed_s = time.monotonic()
-        os.kill(replicas[0][victim], signal.SIGKILL)
-        after = await service.until_replicas("tiny", 2, {replicas[0]["pid"]}, 30)
-        assert len(after) == 2, "the replica wasn't replaced within 30 s"
+        os.kill(killed[victim], signal.SIGKILL)
+        while sum(outcome.ok and outcome.sent_s > killed_s for outcome in outcomes) < 2 * NUM_CLIENTS:
+            await asyncio.sleep(0.05)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     assert failed, "nobody was in flight at the killed replica: the test proves nothing"
     assert {outcome.error_code for outcome in failed} == {"engine_dead"}
     assert max(outcome.ended_s for outcome in failed) - killed_s < 2.0
     assert max(outcome.sent_s for outcome in failed) - killed_s < 1.0
     assert min(outcome.sent_s for outcome in outcomes if outcome.ok and outcome.sent_s > killed_s) - killed_s < 1.0
+    after = await service.until_replicas("tiny", 2, {killed["pid"]}, 30 - (time.monotonic() - killed_s))
+    assert len(after) == 2, "the replica wasn't replaced within 30 s"
     assert await service.until_quiet(2.0) == QUIET
 
 
 async def test_a_model_without_any_replica_refuses_at_once_and_comes_back(service: Service) -> None:
     replicas = await service.until_replicas("cramped", 1, set(), 60)
     os.kill(replicas[0]["pid"], signal.SIGKILL)
+    answers: list[tuple[int, int, int]] = []
+    deadline_s = time.monotonic() + 30
     async with httpx.AsyncClient(base_url=service.url, timeout=30, trust_env=False) as client:
-        body = {"model": "cramped", "prompt": "hello", "max_tokens": 1}
-        codes: list[int] = []
-        deadline_s = time.monotonic() + 30
-        while time.monotonic() < deadline_s and 200 not in codes[-1:]:
+        while time.monotonic() < deadline_s and 200 not in [codes[0] for codes in answers]:
             started_s = time.monotonic()
-            answer = await client.post("/cramped/v1/completions", json=body)
+            answer = await client.post(
+                "/cramped/v1/completions", json={"model": "cramped", "prompt": "hello", "max_tokens": 1}
+            )
             assert time.monotonic() - started_s < 2.0
-            codes.append(answer.status_code)
             if answer.status_code == 503:
                 assert int(answer.headers["retry-after"]) >= 1
-                assert (await client.get("/health")).status_code == 200
-                assert (await client.get("/ready")).status_code == 503
+            health, ready = await client.get("/health"), await client.get("/ready")
+            answers.append((answer.status_code, health.status_code, ready.status_code))
             await asyncio.sleep(0.1)
-        assert set(codes) == {200, 503}
-        assert (await client.get("/ready")).status_code == 200
+    assert {codes[1] for codes in answers} == {200}  # the ingress lives: nobody may restart it for this
+    assert (503, 200, 503) in answers
+    assert answers[-1] == (200, 200, 200)
