@@ -143,7 +143,10 @@ class _Run:
                 raise StartupError(
                     f"started, but no token after {READY_LIMIT_S:.0f} s; the reason may be in {self._log}"
                 )
-            ready.result()
+            try:
+                ready.result()
+            except StartupError as error:
+                raise StartupError(f"{error.message}; the reason may be in {self._log}") from None
         finally:
             ready.cancel()
             gone.cancel()
