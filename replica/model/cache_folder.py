@@ -34,8 +34,8 @@ def build_folder(target: Path, build: Callable[[Path], None], *, progress: Progr
     and at most a temporary folder that the next call removes. Raises `ResourceError` when the disk is full or can't be
     written.
     """
+    _make_parent(target)
     with disk_errors(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in target.parent.glob(f".{target.name}.tmp-*"):
             progress(f"removing {leftover.name}, left by an interrupted run")
             shutil.rmtree(leftover, ignore_errors=True)
@@ -57,8 +57,8 @@ def folder_lock(target: Path, *, progress: Progress) -> Iterator[None]:
 
     The kernel drops the lock when its holder dies, so a killed holder blocks nobody.
     """
+    _make_parent(target)
     with disk_errors(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
         lock = (target.parent / f".{target.name}.lock").open("w")
     with lock:
         started = time.monotonic()
@@ -70,6 +70,13 @@ def folder_lock(target: Path, *, progress: Progress) -> Iterator[None]:
                 said = waited
             time.sleep(_LOCK_POLL_S)
         yield
+
+
+def _make_parent(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _disk_error(target.parent, error.strerror or str(error)) from error
 
 
 def _try_lock(descriptor: int) -> bool:

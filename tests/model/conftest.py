@@ -1,4 +1,4 @@
-"""One thread for tiny models: their products are too small to share, and waiting threads only steal the cores."""
+"""One thread for models in tests: beside other busy processes two threads wait for each other most of the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
