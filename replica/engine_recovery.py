@@ -75,6 +75,8 @@ def _probe(runner: ModelRunner, plan: StepPlan) -> None:
     )
     try:
         runner.submit(harmless).result()
+    except OutOfDeviceMemory:
+        raise
     except Exception as error:
         raise EngineDead("the model can't compute any more") from error
 

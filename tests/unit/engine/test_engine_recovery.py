@@ -150,6 +150,25 @@ def test_a_model_that_runs_nothing_any_more_is_dead() -> None:
     assert driver.ends == {("a", 0): [FinishReason.ERROR], ("b", 0): [FinishReason.ERROR]}
 
 
+def test_memory_that_runs_out_while_probing_is_no_death() -> None:
+    class ShortOnce(PickyModel):
+        num_probes = 0
+
+        def submit(self, plan: StepPlan) -> InFlightStep:
+            if plan.num_logits == [0]:
+                self.num_probes += 1
+                if self.num_probes == 1:
+                    raise OutOfDeviceMemory("just now")
+            return PickyModel.submit(self, plan)
+
+    model = ShortOnce(fake_shape(), suspects=frozenset({0}))
+    driver = EngineDriver(small_config(), model)
+    driver.submit(request_of("poison"))
+    driver.run()
+    assert driver.ends == {("poison", 0): [FinishReason.ERROR]}
+    assert model.num_probes > 1
+
+
 @pytest.mark.parametrize("every", [2, 3, 5, 7])
 @pytest.mark.parametrize("late", [False, True])
 def test_running_out_of_memory_now_and_then_changes_no_output(every: int, late: bool) -> None:
