@@ -8,6 +8,7 @@ Sizes are tokens unless a suffix says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from replica.errors import SettingError
 
@@ -21,6 +22,17 @@ class SchedulerConfig:
     `max_num_seqs + 1`, so that a prefill can always move. `watermark`: share of KV blocks kept free when admitting.
     `scheduler_reserve_full_isl`: admit only when the whole input fits. `max_num_queued_seqs`, `max_num_queued_tokens`,
     `queue_timeout_s`: bounds of the waiting queue; preempted sequences are exempt.
+
+    Prefill: `enable_chunked_prefill` off: a prompt enters only whole, and `max_num_batched_tokens` must be at least
+    `max_model_len`. `long_prefill_token_threshold`: cap on one sequence's chunk in a step (0: none).
+    `max_num_partial_prefills`: sequences mid-prefill at once (None: no limit); `max_long_partial_prefills`: of those,
+    how many may have more than the threshold to compute. `max_prefill_skip_s`: a long prompt that others have passed
+    for this long is passed by nobody.
+
+    Order: `policy` `fcfs`, or `priority`: lower number first, then arrival; `priority_ageing_s` of waiting improve it
+    by one. `kv_bypass_s`: for how long requests of at most `kv_bypass_blocks` (prompt and `max_tokens`) may pass a head
+    that waits for KV space. `batching` `static`: a fixed batch, refilled only when every member has ended (the baseline
+    to measure against).
     """
 
     max_num_seqs: int = 64
@@ -31,8 +43,20 @@ class SchedulerConfig:
     max_num_queued_seqs: int = 1024
     max_num_queued_tokens: int = 1_000_000
     queue_timeout_s: float = 60.0
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    max_prefill_skip_s: float = 10.0
+    kv_bypass_s: float = 5.0
+    kv_bypass_blocks: int = 4
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    priority_ageing_s: float = 30.0
+    batching: Literal["continuous", "static"] = "continuous"
 
     def __post_init__(self) -> None:
+        self._check_prefill()
+        self._check_order()
         if self.max_num_seqs < 1:
             raise SettingError("max_num_seqs", self.max_num_seqs, "at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs + 1:
@@ -46,6 +70,39 @@ class SchedulerConfig:
             raise SettingError("max_num_queued_tokens", self.max_num_queued_tokens, "at least 1")
         if not self.queue_timeout_s > 0:
             raise SettingError("queue_timeout_s", self.queue_timeout_s, "more than 0 seconds")
+
+    def _check_prefill(self) -> None:
+        threshold, partial, long = (
+            self.long_prefill_token_threshold,
+            self.max_num_partial_prefills,
+            self.max_long_partial_prefills,
+        )
+        if threshold < 0:
+            raise SettingError("long_prefill_token_threshold", threshold, "at least 1, or 0 for none")
+        if partial is not None and partial < 1:
+            raise SettingError("max_num_partial_prefills", partial, "at least 1, or None for no limit")
+        if long is not None and not 1 <= long <= (partial or long):
+            raise SettingError("max_long_partial_prefills", long, "at least 1, at most max_num_partial_prefills")
+        if long is not None and not threshold:
+            allowed = "only with long_prefill_token_threshold, which says what is long"
+            raise SettingError("max_long_partial_prefills", long, allowed)
+        if not self.enable_chunked_prefill and (threshold or partial):
+            name = "long_prefill_token_threshold" if threshold else "max_num_partial_prefills"
+            raise SettingError(name, threshold or partial, "only with enable_chunked_prefill")
+        if self.max_prefill_skip_s < 0:
+            raise SettingError("max_prefill_skip_s", self.max_prefill_skip_s, "0 seconds or more")
+
+    def _check_order(self) -> None:
+        if self.policy not in ("fcfs", "priority"):
+            raise SettingError("policy", self.policy, "fcfs or priority")
+        if self.batching not in ("continuous", "static"):
+            raise SettingError("batching", self.batching, "continuous or static")
+        if not self.priority_ageing_s > 0:
+            raise SettingError("priority_ageing_s", self.priority_ageing_s, "more than 0 seconds")
+        if self.kv_bypass_s < 0:
+            raise SettingError("kv_bypass_s", self.kv_bypass_s, "0 seconds (nobody passes) or more")
+        if self.kv_bypass_blocks < 0:
+            raise SettingError("kv_bypass_blocks", self.kv_bypass_blocks, "0 (nobody passes) or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,21 @@ When nothing runs, reserve and growth are 0: whatever fits alone enters.
 from __future__ import annotations
 
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from replica.scheduler.plan import PENDING_TOKEN
 from replica.scheduler.sequence import Sequence
 from replica.scheduler.state import BlockedBy, SchedulerState, StepDraft
+
+_Blocked = Literal["budget", "seqs", "blocks", "long_prefill", "partial_prefill", "preempted"]
+_REASONS: dict[_Blocked, BlockedBy] = {
+    "budget": "budget",
+    "seqs": "seqs",
+    "blocks": "blocks",
+    "preempted": "blocks",
+    "long_prefill": "long_prefill",
+    "partial_prefill": "long_prefill",
+}
 
 
 class Offer(NamedTuple):
@@ -33,34 +43,100 @@ class Offer(NamedTuple):
 
 
 def admit(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
-    """Move heads of the queue into the batch and give them their first chunk."""
+    """Move waiting sequences into the batch, in order, and give each its first chunk.
+
+    A long prompt without a long-prefill slot is parked and may be passed, until it has been overtaken for
+    `max_prefill_skip_s`. A head that waits for KV space ends the pass, but for the bounded bypass.
+    """
+    queue, batch = state.waiting, state.batch
+    if state.config.batching == "static" and not len(batch) and not queue.returned:
+        state.refilling = True
     state.blocked_by = None
-    while (head := state.waiting.head()) is not None:
-        offer = examine(state, draft, head)
-        if not isinstance(offer, Offer):
-            state.blocked_by = offer
-            return
-        state.waiting.remove(head)
-        _enter(state, draft, head, offer, now_s)
+    parked = queue.first_parked()
+    while (seq := _earlier(parked, queue.first())) is not None:
+        offer = examine(state, draft, seq)
+        if isinstance(offer, Offer):
+            _enter(state, draft, seq, offer, now_s)
+            parked = queue.first_parked() if seq is parked else parked
+        elif offer == "long_prefill" and not _overdue(state, seq, now_s):
+            if seq is parked:
+                parked = None  # looked at once a step; those behind it are no better off
+            else:
+                queue.park(seq)
+        else:
+            state.blocked_by = _REASONS[offer]
+            if offer == "blocks":
+                _let_small_ones_pass(state, draft, seq, now_s)
+            break
+    state.refilling = state.refilling and state.blocked_by == "budget"
 
 
-def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | BlockedBy:
+def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | _Blocked:
     """How `seq` could enter now, or what stops it. Changes nothing."""
-    if draft.preempted or state.admit_nobody:
-        return "blocks"
-    if len(state.batch.running) >= state.config.max_num_seqs:
+    config = state.config
+    if draft.preempted or state.admit_nobody or seq.tokens[-1] == PENDING_TOKEN:
+        return "preempted"  # in this step; or a moment ago, and its last token isn't known before the coming commit
+    if len(state.batch.running) >= config.max_num_seqs:
+        return "seqs"
+    if config.batching == "static" and not state.refilling and not seq.num_preemptions:
         return "seqs"
     if draft.budget <= 0:
         return "budget"
-    if seq.tokens[-1] == PENDING_TOKEN:
-        return "blocks"  # preempted a moment ago: its last token isn't known before the coming commit
     hits = state.tables.lookup(seq)
-    num_hit_tokens = len(hits) * state.tables.block_size
-    remaining = len(seq.tokens) - num_hit_tokens
-    offer = Offer(hits, min(remaining, draft.budget))
-    if not _fits(state, draft, seq, offer, remaining):
-        return "blocks"
-    return offer
+    remaining = len(seq.tokens) - len(hits) * state.tables.block_size
+    threshold = config.long_prefill_token_threshold or remaining
+    if remaining > threshold and not _below(config.max_long_partial_prefills, _num_long(draft, threshold)):
+        return "long_prefill"
+    chunk = min(remaining, draft.budget, threshold)
+    if chunk < remaining and not config.enable_chunked_prefill:
+        return "budget"
+    if chunk < remaining and not _below(config.max_num_partial_prefills, _num_partial(draft)):
+        return "partial_prefill"
+    offer = Offer(hits, chunk)
+    return offer if _fits(state, draft, seq, offer, remaining) else "blocks"
+
+
+def _below(limit: int | None, count: int) -> bool:
+    return limit is None or count < limit
+
+
+def _num_long(draft: StepDraft, threshold: int) -> int:
+    """Sequences mid-prefill that had more than `threshold` tokens to compute when this step began."""
+    return sum(seq.gap > threshold for seq in draft.prefills)
+
+
+def _num_partial(draft: StepDraft) -> int:
+    """Sequences that will still be mid-prefill after this step."""
+    return sum(seq.gap > seq.chunk for seq in draft.prefills)
+
+
+def _earlier(a: Sequence | None, b: Sequence | None) -> Sequence | None:
+    if a is None or b is None:
+        return a or b
+    return a if a.queue_key < b.queue_key else b
+
+
+def _overdue(state: SchedulerState, seq: Sequence, now_s: float) -> bool:
+    """Overtaken for so long that nobody may pass it any more."""
+    since = seq.overtaken_since_s
+    return since is not None and now_s - since >= state.config.max_prefill_skip_s
+
+
+def _let_small_ones_pass(state: SchedulerState, draft: StepDraft, head: Sequence, now_s: float) -> None:
+    """For `kv_bypass_s` after the head was first blocked, requests of at most `kv_bypass_blocks` may enter past it."""
+    if head.kv_blocked_since_s is None:
+        head.kv_blocked_since_s = now_s
+    if now_s - head.kv_blocked_since_s >= state.config.kv_bypass_s or head.is_small:
+        return
+    parked = state.waiting.first_parked()
+    barred = parked is not None and _overdue(state, parked, now_s)
+    while (small := state.waiting.first_small()) is not None:
+        if barred and _earlier(parked, small) is parked:
+            return
+        offer = examine(state, draft, small)
+        if not isinstance(offer, Offer):
+            return
+        _enter(state, draft, small, offer, now_s)
 
 
 def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, remaining: int) -> bool:
@@ -78,6 +154,7 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     if spare < 0 or not running:
         return spare >= 0
     per_step = max(1, state.config.max_num_batched_tokens - len(draft.decodes))
+    per_step = min(per_step, state.config.long_prefill_token_threshold or per_step)
     num_steps = -(-remaining // per_step)
     if spare >= len(draft.decodes) * (tables.blocks_for(num_steps) + 1):
         return True  # more than any growth: spares the sum over all decodes
@@ -91,6 +168,9 @@ def _growth(state: SchedulerState, decode: Sequence, num_steps: int) -> int:
 
 
 def _enter(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, now_s: float) -> None:
+    state.waiting.remove(seq)
+    state.waiting.note_overtaken(seq, now_s)
+    seq.aged_priority = seq.request.priority - (now_s - seq.queued_at_s) / state.config.priority_ageing_s
     state.tables.adopt(seq, offer.hits)
     state.batch.join(seq)
     if seq.scheduled_at_s is None:

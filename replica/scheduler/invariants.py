@@ -11,7 +11,7 @@ def check(state: SchedulerState) -> None:
     """Raises AssertionError naming what is broken."""
     tables = state.tables
     holders = [*state.batch.running, *state.batch.ending.values()]
-    waiting = state.waiting.members()
+    waiting = [*state.waiting.fresh.values(), *state.waiting.returned.values()]
     tables.pool.check([seq.block_table for seq in holders])
     if tables.cache is not None:
         tables.cache.check()
@@ -24,6 +24,7 @@ def check(state: SchedulerState) -> None:
         assert seq.status is SequenceStatus.WAITING, "a waiting sequence has another status"
         assert seq.num_scheduled == seq.num_computed == len(seq.block_table) == 0, "a waiting sequence holds blocks"
         assert seq.admission == 0 and seq.lane < 0, "a waiting sequence has a place"
+    state.waiting.check()
     for record in state.in_flight:
         assert sum(record.plan.num_tokens) == len(record.plan.token_ids), "columns of a plan disagree"
 

@@ -57,26 +57,30 @@ def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
     prefills = list(draft.prefills)
     if not prefills or draft.budget <= 0:
         return
-    head = state.waiting.head()
+    head = state.waiting.first()
     admissible = head is not None and isinstance(examine(state, draft, head), Offer)
     kept = draft.budget // 4 if admissible else 0
     for i, seq in enumerate(prefills):
         if seq.status is not SequenceStatus.RUNNING or draft.budget <= kept:
             continue
         share = -(-(draft.budget - kept) // (len(prefills) - i))
-        want = min(seq.gap, share)
+        want = min(seq.gap, share, state.config.long_prefill_token_threshold or share)
+        if not state.config.enable_chunked_prefill:
+            want = seq.gap  # a step that was rolled back left it a whole prompt to compute
         if state.tables.room(seq) > 0 or make_room(state, draft, seq):
             _extend(state, draft, seq, want)
 
 
 def _spend_the_rest(state: SchedulerState, draft: StepDraft) -> None:
     for seq in sorted(draft.prefills, key=attrgetter("arrival")):
-        _extend(state, draft, seq, min(seq.gap - seq.chunk, draft.budget))
+        _extend(state, draft, seq, seq.gap - seq.chunk)
 
 
 def _extend(state: SchedulerState, draft: StepDraft, seq: Sequence, want: int) -> None:
     """Give `want` tokens to the sequence, or as many as fit in free blocks."""
-    num_tokens = min(want, state.tables.room(seq))
+    num_tokens = min(want, draft.budget, state.tables.room(seq))
+    if num_tokens < seq.gap and not state.config.enable_chunked_prefill:
+        return
     if num_tokens > 0:
         draft.give(seq, num_tokens)
         state.tables.grow(seq, seq.num_scheduled + seq.chunk)

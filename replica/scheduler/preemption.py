@@ -16,7 +16,7 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
     the coming commit: waiting one step costs less than recomputing a context.
     """
     while state.tables.pool.num_free == 0:
-        victim = None if state.batch.ending else choose_victim(state.batch.running)
+        victim = None if state.batch.ending else choose_victim(state.batch.running, state.config.policy)
         if victim is None:
             draft.withdraw(needy)
             return False
@@ -28,13 +28,15 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
     return True
 
 
-def choose_victim(running: list[Sequence]) -> Sequence | None:
-    """The newest by arrival, sparing those preempted often. Never the oldest: it always makes progress."""
+def choose_victim(running: list[Sequence], policy: str) -> Sequence | None:
+    """Who loses: `fcfs`: the newest by arrival; `priority`: the least important (as aged at admission), then the
+    newest. Those preempted often are spared while another victim exists. Never the oldest: it always makes progress.
+    """
     candidates = running[:0:-1]
-    for seq in candidates:
-        if seq.num_preemptions < SPARED_AFTER:
-            return seq
-    return candidates[0] if candidates else None
+    unspared = [seq for seq in candidates if seq.num_preemptions < SPARED_AFTER] or candidates
+    if policy == "priority":
+        return max(unspared, key=lambda seq: seq.aged_priority, default=None)
+    return unspared[0] if unspared else None
 
 
 def preempt(state: SchedulerState, victim: Sequence) -> None:

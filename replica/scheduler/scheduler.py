@@ -15,24 +15,23 @@ that turns out to have ended is ignored at `commit(n + 1)`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Columns
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from replica.config import SchedulerConfig
-from replica.errors import InvalidRequest, PromptTooLong, QueueFull, SettingError
 from replica.model.api import ModelShape
 from replica.request import GenerationRequest
 from replica.scheduler import invariants
 from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.block_tables import BlockTables
+from replica.scheduler.budgets import changed, check_against_model
 from replica.scheduler.commit import commit_step, end_sequences, roll_back_step
+from replica.scheduler.intake import check_queue, check_request, make_sequence
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
 from replica.scheduler.planning import plan_step
 from replica.scheduler.preemption import choose_victim, preempt
 from replica.scheduler.prefix_cache import PrefixCache
 from replica.scheduler.running_batch import RunningBatch
-from replica.scheduler.sequence import Sequence
 from replica.scheduler.state import SchedulerState, Tally
 from replica.scheduler.waiting_queue import WaitingQueue
 from replica.stats import RequestTimings, StepStats
@@ -59,11 +58,11 @@ class Scheduler:
     """Continuous batching over paged KV blocks for one model replica."""
 
     def __init__(self, config: SchedulerConfig, shape: ModelShape, *, check_invariants: bool = False) -> None:
+        check_against_model(config, shape)
         pool = BlockPool(shape.num_blocks)
         cache = PrefixCache(pool) if config.enable_prefix_caching else None
         self._start_config = config
         self._check_always = check_invariants
-        self._num_arrivals = 0
         self._state = SchedulerState(
             config=config,
             shape=shape,
@@ -105,15 +104,10 @@ class Scheduler:
         state = self._state
         if seq_id in state.live or seq_id in state.ended:
             raise ValueError(f"sequence {seq_id} exists already")
-        self._check_request(request)
+        check_request(state, request)
         if index == 0:
-            self._check_queue(request, now_s)
-        longest = min(state.shape.max_model_len, self._pool_tokens + 1)
-        max_len = min(len(request.prompt_ids) + request.sampling.max_tokens, longest)
-        eos = state.shape.eos_token_ids
-        arrival = self._num_arrivals
-        self._num_arrivals += 1
-        seq = Sequence(seq_id, request, index, seed, arrival=arrival, max_len=max_len, eos_token_ids=eos, now_s=now_s)
+            check_queue(state, request, now_s)
+        seq = make_sequence(state, seq_id, request, index, seed, now_s)
         state.live[seq_id] = seq
         state.waiting.add_fresh(seq)
 
@@ -162,7 +156,7 @@ class Scheduler:
     def preempt_newest(self) -> bool:
         """Make the batch smaller by one, for a step that ran out of memory; the next plan admits nobody. False when
         at most one sequence runs."""
-        victim = choose_victim(self._state.batch.running)
+        victim = choose_victim(self._state.batch.running, self.config.policy)
         if victim is None:
             return False
         preempt(self._state, victim)
@@ -171,18 +165,14 @@ class Scheduler:
         return True
 
     def set_budgets(self, **changes: Any) -> None:
-        """Change budgets of a running scheduler, between two steps: `max_num_seqs`, `max_num_batched_tokens`,
-        `watermark`; never above their start values. A refused value changes nothing.
+        """Change budgets of a running scheduler, between two steps; `budgets.py` says which. None rises above its
+        start value. Raises SettingError, and then nothing has changed.
 
         `max_num_seqs` below the running count admits nobody until enough have ended, and preempts nobody.
         """
-        for name, value in changes.items():
-            if name not in ("max_num_seqs", "max_num_batched_tokens", "watermark"):
-                raise SettingError(name, value, "only budgets can change on a running replica")
-            start = getattr(self._start_config, name)
-            if value > start:
-                raise SettingError(name, value, f"at most its start value, {start}")
-        self._state.config = replace(self.config, **changes)
+        config = changed(self._start_config, self.config, changes)
+        check_against_model(config, self._state.shape)
+        self._state.config = config
 
     def timings(self, seq_id: int) -> RequestTimings:
         """Of a sequence that is live or ended; KeyError once forgotten."""
@@ -207,7 +197,8 @@ class Scheduler:
         pool = state.tables.pool
         state.tally = Tally()
         by_reason = dict.fromkeys(("budget", "seqs", "blocks", "long_prefill"), 0)
-        by_reason[state.blocked_by or "budget"] = len(state.waiting)
+        by_reason["long_prefill"] = state.waiting.num_parked
+        by_reason[state.blocked_by or "budget"] += len(state.waiting) - state.waiting.num_parked
         return StepStats(
             step=state.num_steps if plan is None else plan.step,
             num_running=self.num_running,
@@ -249,44 +240,6 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself. Costs O(blocks + sequences)."""
         invariants.check(self._state)
-
-    @property
-    def _pool_tokens(self) -> int:
-        return self._state.shape.num_blocks * self._state.shape.block_size
-
-    def _check_request(self, request: GenerationRequest) -> None:
-        shape, sampling = self._state.shape, request.sampling
-        num_input = len(request.prompt_ids) + len(request.prior_output_ids)
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if sampling.max_tokens <= len(request.prior_output_ids):
-            done = len(request.prior_output_ids)
-            raise InvalidRequest(f"max_tokens = {sampling.max_tokens} leaves nothing to do after {done} tokens")
-        largest = min(shape.max_model_len, self._pool_tokens) - 1
-        if num_input > largest:
-            raise PromptTooLong(f"the input has {num_input} tokens, at most {largest} fit", param="prompt")
-        for token_ids in filter(None, (request.prompt_ids, request.prior_output_ids)):
-            self._check_vocabulary(token_ids)
-
-    def _check_vocabulary(self, token_ids: Columns[int]) -> None:
-        for token in (min(token_ids), max(token_ids)):
-            if not 0 <= token < self._state.shape.logits_size:
-                allowed = f"from 0 to {self._state.shape.logits_size - 1}"
-                raise InvalidRequest(f"token id {token} is outside the vocabulary, {allowed}", param="prompt")
-
-    def _check_queue(self, request: GenerationRequest, now_s: float) -> None:
-        waiting, config = self._state.waiting, self.config
-        num_seqs = waiting.num_fresh + request.n
-        num_tokens = waiting.num_fresh_tokens + request.n * (len(request.prompt_ids) + len(request.prior_output_ids))
-        if waiting.num_fresh == 0:
-            return
-        retry_after_s = min(max(1.0, waiting.oldest_wait_s(now_s)), config.queue_timeout_s)
-        if num_seqs > config.max_num_queued_seqs:
-            limit = f"{waiting.num_fresh} sequences wait, at most {config.max_num_queued_seqs} may"
-            raise QueueFull(f"the waiting queue is full: {limit}", retry_after_s=retry_after_s)
-        if num_tokens > config.max_num_queued_tokens:
-            limit = f"{waiting.num_fresh_tokens} tokens wait, at most {config.max_num_queued_tokens} may"
-            raise QueueFull(f"the waiting queue is full: {limit}", retry_after_s=retry_after_s)
 
     def _checked(self) -> None:
         if self._check_always:

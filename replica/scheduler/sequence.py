@@ -30,12 +30,15 @@ class Sequence:
 
     `max_len`: prompt and output together never grow past it. `arrival` orders sequences for good. `admission` names
     one stay in the running batch, 0 outside: a row of a plan belongs to the sequence only while they agree.
+    Waiting: `queue_key` is its place in the policy's order, `ticket` names its one valid entry there, `parked` says
+    that it waits for a long-prefill slot. `is_small`: its whole demand may pass a head that waits for KV space.
     `recomputed_until`: positions below it were computed before a preemption. `caught_up_at`: from here on positions
     are decode tokens: neither input nor recomputed.
     """
 
     __slots__ = (
         "admission",
+        "aged_priority",
         "announced",
         "arrival",
         "block_table",
@@ -47,6 +50,8 @@ class Sequence:
         "hashes",
         "index",
         "input_len",
+        "is_small",
+        "kv_blocked_since_s",
         "lane",
         "max_len",
         "num_cached_tokens",
@@ -55,7 +60,10 @@ class Sequence:
         "num_preemptions",
         "num_scheduled",
         "num_slots",
+        "overtaken_since_s",
+        "parked",
         "prompt_len",
+        "queue_key",
         "queued_at_s",
         "recomputed_until",
         "request",
@@ -65,6 +73,7 @@ class Sequence:
         "status",
         "stop_from",
         "stop_ids",
+        "ticket",
         "tokens",
         "waiting_since_s",
     )
@@ -77,7 +86,9 @@ class Sequence:
         seed: int,
         *,
         arrival: int,
+        queue_key: tuple[float, int],
         max_len: int,
+        is_small: bool,
         eos_token_ids: tuple[int, ...],
         now_s: float,
     ) -> None:
@@ -87,6 +98,13 @@ class Sequence:
         self.index = index
         self.seed = seed
         self.arrival = arrival
+        self.queue_key = queue_key
+        self.ticket = 0
+        self.parked = False
+        self.overtaken_since_s: float | None = None
+        self.kv_blocked_since_s: float | None = None
+        self.is_small = is_small
+        self.aged_priority = 0.0
         self.tokens = [*request.prompt_ids, *request.prior_output_ids]
         self.prompt_len = len(request.prompt_ids)
         self.input_len = len(self.tokens)

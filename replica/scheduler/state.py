@@ -44,7 +44,7 @@ class InFlight:
 class SchedulerState:
     """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those
-    that have, until they are forgotten."""
+    that have, until they are forgotten. `refilling`: the fixed batch of `batching = static` still takes members."""
 
     config: SchedulerConfig
     shape: ModelShape
@@ -57,7 +57,9 @@ class SchedulerState:
     in_flight: list[InFlight] = field(default_factory=list)
     blocked_by: BlockedBy | None = None
     admit_nobody: bool = False
+    refilling: bool = False
     num_steps: int = 0
+    num_arrivals: int = 0
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ class Ledger:
         if joined:
             assert len(plan.seq_ids) <= config.max_num_seqs, "admitted above max_num_seqs"
         self.admitted.update(joined)
+        self._check_arrival_order(joined)
         offset = recomputed = 0
         stays = {}
         for row, seq_id in enumerate(plan.seq_ids):
@@ -137,6 +138,14 @@ class Ledger:
         if plan.samples[row]:
             book.tokens.append(PENDING_TOKEN)
         return max(0, min(end, book.ever_computed) - start)
+
+    def _check_arrival_order(self, joined: list[int]) -> None:
+        """Nobody enters past one that arrived earlier, unless a setting says so."""
+        config = self.scheduler.config
+        may_pass = config.max_long_partial_prefills is not None or config.kv_bypass_s > 0
+        if joined and config.policy == "fcfs" and not may_pass:
+            waiting = [seq_id for seq_id in self.live if seq_id not in self.admitted]
+            assert max(joined) < min(waiting, default=max(joined) + 1), "somebody was passed"
 
     def _check_writes(self, plan: StepPlan) -> None:
         """No block that is written in this step is in anybody else's table."""

@@ -4,11 +4,12 @@ in any order, against the naive ledger and the fake model's oracle."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from replica.config import SchedulerConfig
 from replica.model.fake import FakeModel
@@ -25,10 +26,27 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_tokens=st.integers(1, 20),
         max_model_len=st.integers(4, 80),
-        reserve=st.booleans(),
-        watermark=st.sampled_from([0.0, 0.01, 0.3]),
-        caching=st.booleans(),
         eos_ratio=st.sampled_from([0.0, 0.1]),
+        settings_of=st.fixed_dictionaries(
+            {
+                "scheduler_reserve_full_isl": st.booleans(),
+                "watermark": st.sampled_from([0.0, 0.01, 0.3]),
+                "enable_prefix_caching": st.booleans(),
+                "kv_bypass_s": st.sampled_from([0.0, 2.0]),
+                "policy": st.sampled_from(["fcfs", "priority"]),
+                "batching": st.sampled_from(["continuous", "continuous", "static"]),
+            }
+        ),
+        prefill=st.sampled_from(
+            [
+                {},
+                {"enable_chunked_prefill": False},
+                {"long_prefill_token_threshold": 5},
+                {"long_prefill_token_threshold": 4, "max_long_partial_prefills": 1, "max_prefill_skip_s": 1.0},
+                {"max_num_partial_prefills": 1},
+                {"max_num_partial_prefills": 2, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 3},
+            ]
+        ),
     )
     def start(
         self,
@@ -37,20 +55,20 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         max_num_seqs: int,
         spare_tokens: int,
         max_model_len: int,
-        reserve: bool,
-        watermark: float,
-        caching: bool,
         eos_ratio: float,
+        settings_of: dict[str, Any],
+        prefill: dict[str, Any],
     ) -> None:
+        whole_only = not prefill.get("enable_chunked_prefill", True)
+        self.smallest_budget = max_model_len if whole_only else 0
         self.world = World(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_seqs + spare_tokens,
-                scheduler_reserve_full_isl=reserve,
-                watermark=watermark,
-                enable_prefix_caching=caching,
+                max_num_batched_tokens=max(self.smallest_budget, max_num_seqs + spare_tokens),
                 queue_timeout_s=5.0,
                 max_num_queued_seqs=8,
+                **settings_of,
+                **prefill,
             ),
             FakeModel(shape_of(num_blocks, block_size, max_model_len), eos_ratio=eos_ratio),
         )
@@ -62,12 +80,16 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 4]),
         salt=st.sampled_from([None, None, "tenant"]),
         seed=st.integers(0, 2**16),
+        priority=st.integers(-1, 1),
     )
-    def arrive(self, length: int, shared: float, max_tokens: int, min_tokens: int, salt: str | None, seed: int) -> None:
+    def arrive(
+        self, length: int, shared: float, max_tokens: int, min_tokens: int, salt: str | None, seed: int, priority: int
+    ) -> None:
         num_shared = int(length * shared)
         own = random.Random(seed)
         prompt = SHARED_PREFIX[:num_shared] + [own.randrange(3, VOCAB) for _ in range(length - num_shared)]
-        self.world.add(request(prompt, max_tokens, min_tokens=min_tokens, cache_salt=salt), seed)
+        new = request(prompt, max_tokens, min_tokens=min_tokens, cache_salt=salt, priority=priority)
+        self.world.add(new, seed)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
@@ -115,7 +137,7 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
     def budgets_change(self, seqs: float, tokens: float) -> None:
         start = self.world.config
         max_num_seqs = max(1, int(start.max_num_seqs * seqs))
-        max_num_batched_tokens = max(max_num_seqs + 1, int(start.max_num_batched_tokens * tokens))
+        max_num_batched_tokens = max(self.smallest_budget, max_num_seqs + 1, int(start.max_num_batched_tokens * tokens))
         self.world.scheduler.set_budgets(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, watermark=0.0
         )
@@ -128,10 +150,26 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         self.world.check_outputs()
 
 
-TestSchedulerUnderAnyOrder = SchedulerUnderAnyOrder.TestCase
-TestSchedulerUnderAnyOrder.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+def try_orders(max_examples: int) -> None:
+    run_state_machine_as_test(
+        SchedulerUnderAnyOrder,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_every_law_holds_under_any_order() -> None:
+    try_orders(120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_law_holds_under_many_orders() -> None:
+    try_orders(3000)
 
 
 def random_world(rng: random.Random, *, overlap: bool, **faults: object) -> World:

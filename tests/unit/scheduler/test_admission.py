@@ -78,7 +78,7 @@ def test_a_decode_that_ends_soon_grows_only_to_its_end() -> None:
 
 
 def test_a_head_that_does_not_fit_holds_the_queue_in_order() -> None:
-    w = world(num_blocks=10)
+    w = world(num_blocks=10, kv_bypass_s=0.0)
     w.add(request([5] * 20, 5))
     w.add(request([6] * 28, 1))
     w.add(request([7], 1))

@@ -10,11 +10,15 @@ from replica.scheduler.sequence import Sequence
 from tests.unit.scheduler.rig import World, chunks, request, world
 
 
-def running(*num_preemptions: int) -> list[Sequence]:
+def running(*num_preemptions: int, priorities: tuple[float, ...] = ()) -> list[Sequence]:
     made = []
     for arrival, count in enumerate(num_preemptions):
         one = GenerationRequest("r", (5,), request([5], 1).sampling)
-        seq = Sequence(arrival, one, 0, 0, arrival=arrival, max_len=2, eos_token_ids=(), now_s=0.0)
+        place = (float(arrival), arrival)
+        seq = Sequence(
+            arrival, one, 0, 0, arrival=arrival, queue_key=place, max_len=2, is_small=True, eos_token_ids=(), now_s=0.0
+        )
+        seq.aged_priority = priorities[arrival] if priorities else 0.0
         seq.num_preemptions = count
         made.append(seq)
     return made
@@ -34,8 +38,14 @@ def running(*num_preemptions: int) -> list[Sequence]:
 def test_the_newest_loses_unless_it_lost_often_and_never_the_oldest(
     num_preemptions: tuple[int, ...], victim: int | None
 ) -> None:
-    chosen = choose_victim(running(*num_preemptions))
+    chosen = choose_victim(running(*num_preemptions), "fcfs")
     assert (None if chosen is None else chosen.seq_id) == victim
+
+
+@pytest.mark.parametrize(("priorities", "victim"), [((0, 2, 1), 1), ((0, 1, 1), 2), ((9, 0, 1), 2), ((0, 1.5, 1.4), 1)])
+def test_under_priority_the_least_important_loses_then_the_newest(priorities: tuple[float, ...], victim: int) -> None:
+    chosen = choose_victim(running(0, 0, 0, priorities=priorities), "priority")
+    assert chosen is not None and chosen.seq_id == victim
 
 
 def crowded() -> World:
