@@ -5,6 +5,11 @@ from __future__ import annotations
 import socket
 
 import pytest
+from hypothesis import settings
+
+# A slow machine is no failure: limits on time are pytest's.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture

@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from deployments.openai_schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    parse_chat,
-    parse_completion,
-    to_sampling,
-)
+from deployments.openai_schema import parse_chat, parse_completion
 from deployments.openai_unsupported import CHAT, COMPLETION
-from replica.errors import InvalidRequest, PromptTooLong
-from tests.tokenizer_families import card
-
-USER = {"role": "user", "content": "hello"}
-CONTEXT = 100
-VOCAB = 50
-
-
-def chat(**fields: Any) -> ChatCompletionRequest:
-    return parse_chat(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return parse_completion(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
-
-
-def refused(field: str | None, **fields: Any) -> str:
-    """Both endpoints refuse these fields, naming `field`; the chat's message."""
-    messages = []
-    for parse in (chat, completion):
-        with pytest.raises(InvalidRequest) as error:
-            parse(**fields)
-        assert error.value.param == field
-        assert len(error.value.message) < 500
-        messages.append(error.value.message)
-    return messages[0]
-
+from replica.errors import InvalidRequest
+from tests.unit.deployments.openai_bodies import VOCAB, chat, completion, refused
 
 SAMPLES: list[tuple[str, list[Any], list[Any]]] = [
     ("max_tokens", [None, 1, 2**31 - 1], [0, -1, 1.0, "8", 2**31, 2**63, 10**400, True, [1]]),
@@ -196,88 +164,6 @@ def test_min_tokens_can_not_exceed_the_maximum() -> None:
     assert refused("min_tokens", min_tokens=9, max_tokens=8)
 
 
-# --- messages
-
-
-def content_of(content: object, **message: object) -> str:
-    return chat(messages=[{"role": "user", "content": content, **message}]).messages[0].content
-
-
-def test_text_parts_are_their_texts_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert content_of(parts) == content_of("ab") == "ab"
-
-
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "user"}, "messages[1].content"),
-        ({"role": "user", "content": None}, "messages[1].content"),
-        ({"role": "assistant", "content": None}, "messages[1].content"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content"),
-        ({"role": "user", "content": []}, "messages[1].content"),
-        ({"role": "user", "content": 5}, "messages[1].content"),
-        ({"role": "user", "content": {"type": "text"}}, "messages[1].content"),
-        ({"role": "user", "content": ["a"]}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "text", "text": "a", "more": 1}]}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[1].content"),
-        ({"role": "wizard", "content": "a"}, "messages[1].role"),
-        ({"content": "a"}, "messages[1].role"),
-        ({"role": "tool", "content": "a"}, "messages[1]"),
-        ({"role": "user", "content": "a", "tool_call_id": "c1"}, "messages[1]"),
-        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "messages[1]"),
-        ({"role": "assistant", "content": "a", "tool_calls": [{"id": "c"}]}, "messages[1].tool_calls[0].function"),
-        ({"role": "user", "content": "a", "more": 1}, "messages[1].more"),
-        ("text", "messages[1]"),
-        (None, "messages[1]"),
-    ],
-)
-def test_messages_that_make_no_sense_are_refused_where_they_do_not(message: object, param: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        chat(messages=[USER, message])
-    assert error.value.param == param
-
-
-@pytest.mark.parametrize("messages", [[], {}, "hello", None, 5, [USER] * 4097])
-def test_messages_are_a_list_of_some(messages: object) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        chat(messages=messages)
-    assert error.value.param == "messages"
-
-
-def test_the_history_of_an_answer_of_ours_is_taken_back() -> None:
-    answer: dict[str, object] = {
-        "role": "assistant",
-        "content": "hi",
-        "refusal": None,
-        "annotations": [],
-        "audio": None,
-        "tool_calls": None,
-    }
-    assert chat(messages=[USER, answer, USER]).messages[1].for_template() == {"role": "assistant", "content": "hi"}
-
-
-def test_tool_calls_reach_the_template_with_arguments_as_an_object() -> None:
-    odd = {"id": "c2", "function": {"name": "g", "arguments": "[" * 100_000}}
-    request = chat(
-        messages=[
-            {"role": "assistant", "content": None, "tool_calls": [CALL, odd]},
-            {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"},
-        ]
-    )
-    first, second = (message.for_template() for message in request.messages)
-    assert first["content"] == ""
-    assert [call["function"]["arguments"] for call in first["tool_calls"]] == [{"x": 1}, "[" * 100_000]
-    assert second == {"role": "tool", "content": "2", "name": "f", "tool_call_id": "c1"}
-
-
-# --- prompts
-
-
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [
@@ -313,84 +199,3 @@ def test_best_of_is_only_possible_as_n() -> None:
     with pytest.raises(InvalidRequest) as error:
         completion(best_of=3, n=2)
     assert error.value.param == "best_of"
-
-
-# --- sampling
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "max_tokens", "expected"),
-    [
-        (CONTEXT - 2, None, 2),
-        (CONTEXT - 2, 1, 1),
-        (CONTEXT - 2, 2, 2),
-        (CONTEXT - 2, CONTEXT, 2),
-        (CONTEXT - 2, 10 * CONTEXT, 2),
-        (CONTEXT - 1, None, 1),
-        (CONTEXT - 1, 1, 1),
-        (CONTEXT - 1, 2, 1),
-        (CONTEXT - 1, CONTEXT, 1),
-        (CONTEXT - 1, 10 * CONTEXT, 1),
-        *((length, cap, None) for length in (CONTEXT, CONTEXT + 1) for cap in (None, 1, 2, CONTEXT, 10 * CONTEXT)),
-    ],
-)
-def test_max_tokens_is_a_cap_cut_to_the_context(
-    prompt_tokens: int, max_tokens: int | None, expected: int | None
-) -> None:
-    for request, field in ((chat(max_tokens=max_tokens), "messages"), (completion(max_tokens=max_tokens), "prompt")):
-        if expected is not None:
-            assert to_sampling(request, card(VOCAB), prompt_tokens, CONTEXT).max_tokens == expected
-            continue
-        with pytest.raises(PromptTooLong) as error:
-            to_sampling(request, card(VOCAB), prompt_tokens, CONTEXT)
-        assert error.value.param == field
-        assert f" {CONTEXT} tokens" in error.value.message
-        assert f" {prompt_tokens} tokens" in error.value.message
-
-
-def test_the_models_defaults_fill_what_the_request_leaves_open() -> None:
-    sampling = to_sampling(chat(), card(VOCAB), 10, CONTEXT)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 40, None)
-    own = to_sampling(chat(temperature=0, top_p=1, top_k=-1, seed=7), card(VOCAB), 10, CONTEXT)
-    assert (own.temperature, own.top_p, own.top_k, own.seed) == (0, 1, 0, 7)
-
-
-@pytest.mark.parametrize(
-    ("top_k", "expected"), [(-1, 0), (0, 0), (1, 1), (VOCAB - 1, VOCAB - 1), (VOCAB, 0), (VOCAB + 1, 0)]
-)
-def test_top_k_is_off_from_the_vocabulary_on(top_k: int, expected: int) -> None:
-    assert to_sampling(chat(top_k=top_k), card(VOCAB), 1, CONTEXT).top_k == expected
-
-
-@pytest.mark.parametrize("wrong", [VOCAB, VOCAB + 1, 2**31, 2**63, 10**400])
-def test_stop_token_ids_outside_the_vocabulary_are_refused(wrong: int) -> None:
-    request = chat(stop_token_ids=[VOCAB - 1, wrong])
-    with pytest.raises(InvalidRequest, match=f"from 0 to {VOCAB - 1}") as error:
-        to_sampling(request, card(VOCAB), 1, CONTEXT)
-    assert error.value.param == "stop_token_ids"
-
-
-def test_stop_token_ids_are_bounded() -> None:
-    assert to_sampling(chat(stop_token_ids=[1, 2, 1] * 42), card(VOCAB), 1, CONTEXT).stop_token_ids == (1, 2)
-    assert refused("stop_token_ids[0]", stop_token_ids=[-1])
-    assert refused("stop_token_ids[0]", stop_token_ids=["1"])
-    for too_many in (129, 1024, 100_000):
-        assert refused("stop_token_ids", stop_token_ids=[1] * too_many)
-
-
-def test_everything_asked_for_reaches_the_sampling() -> None:
-    request = chat(stop=["a", "b"], min_tokens=3, ignore_eos=True, skip_special_tokens=False, max_tokens=9)
-    sampling = to_sampling(request, card(VOCAB), 10, CONTEXT)
-    assert (sampling.stop, sampling.min_tokens, sampling.ignore_eos) == (("a", "b"), 3, True)
-    assert (sampling.skip_special_tokens, sampling.max_tokens) == (False, 9)
-
-
-def test_min_tokens_beyond_the_room_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="90 tokens") as error:
-        to_sampling(chat(min_tokens=91), card(VOCAB), 10, CONTEXT)
-    assert error.value.param == "min_tokens"
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no tokens"):
-        to_sampling(completion(prompt=""), card(VOCAB), 0, CONTEXT)
