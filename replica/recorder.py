@@ -51,6 +51,13 @@ class Recorder:
             inc("step_tokens", stats.num_decode_tokens, kind="decode")
             inc("step_tokens", stats.num_recomputed_tokens, kind="recomputed")
 
+    def dead(self) -> None:
+        """The engine is gone, and what it held with it: no gauge may stay where it was."""
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "oldest_waiting_seconds"):
+            self._metrics.set(name, 0)
+        for reason in self._waiting_reasons:
+            self._metrics.set("num_requests_waiting_by_reason", 0, reason=reason)
+
     def timings(self, timings: RequestTimings) -> None:
         """A sequence left the engine, for whatever reason."""
         if timings.scheduled_at_s is not None:

@@ -260,6 +260,7 @@ class ReplicaService:
     def _on_death(self, cause: str) -> None:
         _log.error("the engine of replica %s is dead: %s", self._replica_id, cause)
         self._death = cause
+        self._recorder.dead()
         self._first_report.set()
         self._streams.end_all(EngineDead(_DEAD_TEXT).info())
 

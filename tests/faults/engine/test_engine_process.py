@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from replica import engine_process
 from replica.config import EngineConfig
 from replica.errors import EngineDead, ModelNotFound, ResourceError, StartupError
 from replica.model.api import InFlightStep, ModelRunner
@@ -32,9 +33,12 @@ class SlowModel(FakeModel):
     """Each step takes as long as a small model's, so that there is time to meddle."""
 
     step_s: float = 0.01
+    num_sound_steps: int = 1_000_000
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         time.sleep(self.step_s)
+        if self.num_submitted >= self.num_sound_steps:
+            raise RuntimeError("the device is gone")
         return FakeModel.submit(self, plan)
 
 
@@ -121,6 +125,23 @@ async def test_a_killed_engine_ends_every_stream_within_a_second_and_fails_the_c
         with pytest.raises(EngineDead):
             service.check()
         assert (await answer(service, request_of("late"))).end().finish_reason is FinishReason.REJECTED
+        assert sample(service, "num_requests_running") == sample(service, "kv_cache_usage_perc") == 0.0
+        assert sample(service, "request_success_total", finished_reason="error") == 10
+
+
+async def test_an_engine_whose_device_is_gone_says_so_and_ends(tmp_path: Path) -> None:
+    async with running(
+        small_config(), SlowFactory(tmp_path, faults={"num_sound_steps": 5}), in_thread=False
+    ) as service:
+        answers = await asyncio.gather(*(answer(service, request_of(f"r{i}", max_tokens=100)) for i in range(6)))
+        assert {answered.end().error.code for answered in answers if answered.end().error} == {"engine_dead"}  # type: ignore[union-attr]
+        pid = engine_pid(service)
+        async with asyncio.timeout(5):
+            while service.status()["state"] != "dead":
+                await asyncio.sleep(0.01)
+        with pytest.raises(EngineDead, match="failed"):
+            service.check()
+    assert not psutil.pid_exists(pid)
 
 
 async def test_an_engine_that_hangs_counts_as_dead_after_the_stall_timeout(tmp_path: Path) -> None:
@@ -293,7 +314,8 @@ async def test_an_event_loop_that_is_blocked_does_not_stop_the_engine(tmp_path: 
         assert sum(len(event.token_ids) for event in rest) == 100
 
 
-async def test_closing_while_a_step_hangs_kills_the_process(tmp_path: Path) -> None:
+async def test_closing_while_a_step_hangs_kills_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "_EXIT_GRACE_S", 0.5)
     async with running(small_config(), SlowFactory(tmp_path), in_thread=False) as service:
         pid = engine_pid(service)
         stream = asyncio.ensure_future(answer(service, request_of("r", max_tokens=100)))
