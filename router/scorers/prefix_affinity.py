@@ -31,9 +31,8 @@ class PrefixAffinity:
         some_free = not all(view.load.would_wait for view in views)
         some_fresh = not all(view.is_stale for view in views)
         for i in favourites:
-            view = views[i]
-            if (some_free and view.load.would_wait) or (some_fresh and view.is_stale):
-                continue
-            share = min(1.0, view.matched_blocks / num_blocks)
-            scores[i] = share * max(0.0, 1.0 - (view.load.num_outstanding - least) / self.imbalance_cap)
+            load, matched_blocks, is_stale = views[i]
+            ahead = load.num_outstanding - least
+            if ahead < self.imbalance_cap and not (some_free and load.would_wait) and not (some_fresh and is_stale):
+                scores[i] = min(1.0, matched_blocks / num_blocks) * (1.0 - ahead / self.imbalance_cap)
         return scores
