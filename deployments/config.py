@@ -98,6 +98,17 @@ class ModelSettings(Settings):
     max_num_queued_tokens: int | None = Field(default=None, ge=1, description="bound of the waiting queue, tokens")
     queue_timeout_s: float | None = Field(default=None, gt=0, description="longest wait in the queue, seconds")
 
+    enable_chunked_prefill: bool | None = Field(default=None, description="cut long prompts into chunks [on]")
+    long_prefill_token_threshold: int | None = Field(default=None, ge=0, description="largest chunk, tokens [0: any]")
+    max_num_partial_prefills: int | None = Field(default=None, ge=1, description="sequences mid-prefill [no limit]")
+    max_long_partial_prefills: int | None = Field(default=None, ge=1, description="of those, long ones [no limit]")
+    max_prefill_skip_s: float | None = Field(default=None, ge=0, description="a long prompt is passed for, seconds")
+    kv_bypass_s: float | None = Field(default=None, ge=0, description="who waits for blocks is passed for, seconds")
+    kv_bypass_blocks: int | None = Field(default=None, ge=0, description="by requests of at most, blocks")
+    policy: Literal["fcfs", "priority"] | None = Field(default=None, description="order of the queue [fcfs]")
+    priority_ageing_s: float | None = Field(default=None, gt=0, description="waiting that gains a priority, seconds")
+    batching: Literal["continuous", "static"] | None = Field(default=None, description="static: only to compare with")
+
     stall_timeout_s: float | None = Field(
         default=None, gt=0, description="no step for this long with work: dead, seconds"
     )

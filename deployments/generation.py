@@ -34,7 +34,7 @@ from deployments.leases import Leases
 from deployments.open_call import OpenCall
 from deployments.openai_responses import Answer
 from deployments.served_model import ServedModel
-from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, QueueFull, UnknownModel
+from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, InvalidRequest, QueueFull, UnknownModel
 from replica.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -126,6 +126,7 @@ class GenerationEndpoint:
     async def _answer(self, body: bytes, reply: Reply) -> None:
         parsed = self._parse(body)
         model = find_model(self._models, parsed.model)
+        _check_policy(model, parsed)
         self._check_queues(model, parsed)
         request_id = ID_PREFIXES[self._kind] + secrets.token_hex(16)
         requests = await self._tokenized(model, parsed, request_id)
@@ -211,6 +212,12 @@ def find_model(models: dict[str, ServedModel], name: str) -> ServedModel:
     if name not in models:
         raise UnknownModel(f"the model {name[:200]!r} isn't served here; served: {', '.join(models)}", param="model")
     return models[name]
+
+
+def _check_policy(model: ServedModel, parsed: Parsed) -> None:
+    """A priority that would change nothing is refused: nothing that a client asks for is silently ignored."""
+    if parsed.priority and model.bounds.policy != "priority":
+        raise InvalidRequest("this model serves in order of arrival and knows no priority", param="priority")
 
 
 async def _while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

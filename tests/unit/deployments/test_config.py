@@ -39,6 +39,16 @@ OTHER_VALUES: dict[str, Any] = {
     "max_num_queued_seqs": 5,
     "max_num_queued_tokens": 500,
     "queue_timeout_s": 1.5,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 12,
+    "max_num_partial_prefills": 3,
+    "max_long_partial_prefills": 2,
+    "max_prefill_skip_s": 4.5,
+    "kv_bypass_s": 5.5,
+    "kv_bypass_blocks": 6,
+    "policy": "priority",
+    "priority_ageing_s": 7.5,
+    "batching": "static",
     "stall_timeout_s": 2.5,
     "lease_timeout_s": 3.5,
     "max_backlog_tokens": 99,
@@ -61,6 +71,11 @@ def test_every_engine_setting_can_be_set_and_arrives_in_the_engine() -> None:
     settings += [f.name for f in fields(EngineConfig) if f.name not in ("model", "scheduler")]
     assert sorted(OTHER_VALUES) == sorted(settings)
     assert {name: engine[name] for name in OTHER_VALUES} == OTHER_VALUES
+
+
+def test_chunked_prefill_can_be_switched_off() -> None:
+    engine = parsed(enable_chunked_prefill=False, max_num_batched_tokens=2048).engine_config(CPU, 1)
+    assert engine.scheduler.enable_chunked_prefill is False
 
 
 def test_settings_that_are_not_given_keep_the_engines_defaults() -> None:

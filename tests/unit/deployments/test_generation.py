@@ -28,6 +28,7 @@ from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import FinishReason, StreamMessage, TokenEvent
 from tests.tokenizer_families import byte_level, card
+from tests.unit.router.loads import report
 
 TOKENIZER = byte_level()
 SHAPE = ModelShape(64, 16, TOKENIZER.vocab_size, TOKENIZER.vocab_size, 256, (1,))
@@ -81,6 +82,7 @@ class Site:
             threads=ThreadPoolExecutor(1),
         )
         self.model = ServedModel(ModelSettings(served_model_name="m"), SchedulerConfig(), client, 0)
+        self.num_sends_that_work = -1
         self._loaded = loaded
         self.app = Starlette(routes=model_routes("/", {"m": self.model}, self.edge), exception_handlers=ERROR_HANDLERS)
 
@@ -94,6 +96,8 @@ class Site:
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
+            if len(sent) == self.num_sends_that_work:
+                raise OSError("the connection is gone")
             sent.append(message)
 
         scope = {
@@ -242,12 +246,46 @@ async def test_a_full_ingress_refuses_before_it_reads_the_body() -> None:
     await first.end()
 
 
+async def test_a_priority_is_refused_where_it_would_change_nothing() -> None:
+    here = site("Paris")
+    exchange = await here.send(asked(priority=-1))
+    await exchange.end()
+    assert (exchange.status, exchange.error["param"]) == (400, "priority")
+    here.model.bounds = SchedulerConfig(policy="priority")
+    exchange = await here.send(asked(priority=-1))
+    await exchange.end()
+    assert exchange.status == 200
+    assert here.client.requests[0].priority == -1
+
+
 async def test_a_body_above_the_limit_is_a_413() -> None:
     here = site(max_body_bytes=1024)
     exchange = await here.send(asked(prompt="x" * 1024))
     await exchange.end()
     assert (exchange.status, exchange.error["code"]) == (413, "body_too_large")
     assert here.count("admission_rejections_total", reason="body_too_large") == 1
+
+
+async def test_a_flood_is_refused_before_it_is_tokenized() -> None:
+    here = site()
+    here.client.reports = [report(num_waiting=SchedulerConfig().max_num_queued_seqs)]
+    exchange = await here.send(asked())
+    await exchange.end()
+    assert (exchange.status, exchange.error["code"]) == (503, "queue_full")
+    assert here.count("admission_rejections_total", reason="queue_full") == 1
+    assert here.count("tokenize_seconds_count") == 0
+
+
+async def test_a_connection_that_breaks_within_a_stream_gets_no_second_answer() -> None:
+    here = site()
+    here.num_sends_that_work = 1
+    exchange = await here.send(asked(stream=True))
+    request_id = await here.called()
+    here.client.say(request_id, TAKEN, token("Par"))
+    await exchange.end()
+    assert [message["type"] for message in exchange.sent] == ["http.response.start"]
+    await here.quiet()
+    assert here.client.aborted == [("r0", request_id)]
 
 
 async def test_a_model_that_is_still_loading_is_a_503_with_a_time_to_come_back() -> None:

@@ -12,6 +12,8 @@ from deployments.open_call import OpenCall
 from replica.errors import EngineDead, EngineFailure, ErrorInfo, StepFailed, Unavailable
 from replica.request import FinishReason, GenerationRequest, SamplingParams, StreamMessage, TokenEvent
 
+TAKEN = StreamMessage("r0")
+
 
 def request(name: str) -> GenerationRequest:
     return GenerationRequest(name, (1,), SamplingParams(max_tokens=4))
@@ -34,8 +36,8 @@ async def test_messages_of_all_requests_arrive_with_their_number_until_all_have_
     client, leases = FakeModelClient("r0"), Leases("lease", lambda: 0.0)
     with OpenCall(leases, client, [request("a"), request("b")]) as call:
         await settled()
-        client.say("a", StreamMessage("r0"))
-        client.say("b", StreamMessage("r0"), token("b1"))
+        client.say("a", TAKEN)
+        client.say("b", TAKEN, token("b1"))
         assert texts(await call.read()) == [(1, "b1")]
         client.say("a", token("a1", FinishReason.STOP), None)
         assert texts(await call.read()) == [(0, "a1")]
@@ -50,8 +52,8 @@ async def test_the_failure_of_one_request_comes_after_what_was_said_and_aborts_t
     client, leases = FakeModelClient("r0"), Leases("lease", lambda: 0.0)
     with pytest.raises(StepFailed), OpenCall(leases, client, [request("a"), request("b")]) as call:
         await settled()
-        client.say("a", token("a1"), token("", FinishReason.ERROR, ErrorInfo("step_failed", "no")), None)
-        client.say("b", token("b1"))
+        client.say("a", TAKEN, token("a1"), token("", FinishReason.ERROR, ErrorInfo("step_failed", "no")), None)
+        client.say("b", TAKEN, token("b1"))
         await settled()
         assert texts(await call.read()) == [(0, "a1"), (1, "b1")]
         await call.read()
@@ -63,7 +65,7 @@ async def test_the_death_of_a_replica_ends_the_call() -> None:
     client, leases = FakeModelClient("r0"), Leases("lease", lambda: 0.0)
     with pytest.raises(EngineDead), OpenCall(leases, client, [request("a")]) as call:
         await settled()
-        client.say("a", StreamMessage("r0"), EngineDead("gone"))
+        client.say("a", TAKEN, EngineDead("gone"))
         await call.read()
 
 
@@ -71,7 +73,7 @@ async def test_an_abort_that_nobody_here_asked_for_is_an_error() -> None:
     client, leases = FakeModelClient("r0"), Leases("lease", lambda: 0.0)
     with pytest.raises(EngineFailure), OpenCall(leases, client, [request("a")]) as call:
         await settled()
-        client.say("a", token("", FinishReason.ABORT), None)
+        client.say("a", TAKEN, token("", FinishReason.ABORT), None)
         await call.read()
 
 
@@ -79,8 +81,8 @@ async def test_leaving_early_aborts_every_request() -> None:
     client, leases = FakeModelClient("r0"), Leases("lease", lambda: 0.0)
     with OpenCall(leases, client, [request("a"), request("b")]):
         await settled()
-        client.say("a", StreamMessage("r0"))
-        client.say("b", StreamMessage("r0"))
+        client.say("a", TAKEN)
+        client.say("b", TAKEN)
         await settled()
     await settled()
     assert client.aborted == [("r0", "a"), ("r0", "b")]
