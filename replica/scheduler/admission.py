@@ -71,6 +71,12 @@ def admit(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
     state.refilling = state.refilling and state.blocked_by == "budget"
 
 
+def somebody_could_enter(state: SchedulerState, draft: StepDraft) -> bool:
+    """Whether the first in order, or the first that waits for a long-prefill slot, could enter now."""
+    heads = (state.waiting.first(), state.waiting.first_parked())
+    return any(isinstance(examine(state, draft, head), Offer) for head in heads if head is not None)
+
+
 def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | _Blocked:
     """How `seq` could enter now, or what stops it. Changes nothing."""
     config = state.config

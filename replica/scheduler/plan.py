@@ -77,8 +77,8 @@ class StepPlan:
     def select(self, rows: list[int]) -> StepPlan:
         """The same step for some rows only: how a failed step is retried without its suspects.
 
-        `joined` keeps its chosen rows only, so that a sequence whose joining fails is a suspect too; `left` leaves out the
-        lanes that other rows retake. Taking a lane twice with the same values is harmless.
+        `joined` keeps its chosen rows only, so that a sequence whose joining fails is a suspect too; `left` leaves out
+        the lanes that other rows retake. Taking a lane twice with the same values is harmless.
         """
         ends = _ends(self.num_tokens)
         others = set(self.seq_ids) - {self.seq_ids[r] for r in rows}

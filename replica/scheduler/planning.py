@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from operator import add, attrgetter
 
-from replica.scheduler.admission import Offer, admit, examine
+from replica.scheduler.admission import admit, somebody_could_enter
 from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
 from replica.scheduler.preemption import make_room
 from replica.scheduler.sequence import Sequence, SequenceStatus
@@ -57,9 +57,7 @@ def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
     prefills = list(draft.prefills)
     if not prefills or draft.budget <= 0:
         return
-    head = state.waiting.first()
-    admissible = head is not None and isinstance(examine(state, draft, head), Offer)
-    kept = draft.budget // 4 if admissible else 0
+    kept = draft.budget // 4 if somebody_could_enter(state, draft) else 0
     for i, seq in enumerate(prefills):
         if seq.status is not SequenceStatus.RUNNING or draft.budget <= kept:
             continue

@@ -224,12 +224,13 @@ class Scheduler:
         `max_hashes` of each; the rest comes with the next."""
         state = self._state
         pool, cache = state.tables.pool, state.tables.cache
+        gaps = [len(seq.tokens) - seq.num_scheduled for seq in state.batch.running]
         added, evicted = ((), ()) if cache is None else cache.take_changes(max_hashes)
         return SchedulerLoad(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_waiting_tokens=state.waiting.num_tokens,
-            num_prefill_tokens=sum(seq.gap for seq in state.batch.running if seq.gap > 1),
+            num_prefill_tokens=sum(gap for gap in gaps if gap > 1),
             num_blocks_total=pool.num_blocks,
             num_blocks_free=pool.num_free - pool.num_cached_free,
             num_blocks_cached=pool.num_cached_free,

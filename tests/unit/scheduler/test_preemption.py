@@ -81,20 +81,22 @@ def test_a_preempted_sequence_keeps_its_output_and_recomputes_prompt_and_output(
 
 @pytest.mark.parametrize(("num_blocks", "num_waiting"), [(7, 1), (8, 0)])
 def test_it_comes_back_only_when_its_whole_context_and_one_block_more_fit(num_blocks: int, num_waiting: int) -> None:
-    """12 known tokens are 3 blocks and one more; the other holds 4. A chunk of 1 token would always fit."""
+    """12 known tokens are 3 blocks, and one more makes 4; the other holds 4. Its chunk of 8 would need 2 only."""
     w = world(
         num_blocks=num_blocks,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=9,
         enable_prefix_caching=False,
         scheduler_reserve_full_isl=False,
     )
-    w.add(request([5] * 11, 30))
+    w.add(request([5] * 10, 30))
     w.add(request([6] * 11, 4))
-    w.step()
-    w.step()
+    while not w.ledger.books[1].received:
+        w.step()
+    assert w.scheduler.num_running == 2 and len(w.ledger.books[0].received) == 2
     w.scheduler.preempt_newest()
     w.step()
     w.step()
+    assert len(w.scheduler._state.batch.running[0].block_table) == 4
     assert w.scheduler.num_waiting == num_waiting
 
 
