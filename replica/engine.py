@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from replica.config import EngineConfig
-from replica.engine_api import Budgets, EngineCommands, EngineUpdate
+from replica.engine_api import EngineCommands, EngineUpdate
 from replica.engine_news import News
 from replica.engine_rates import MemoryBrake, TokenRate
 from replica.engine_recovery import run_step
@@ -31,6 +32,7 @@ from replica.errors import (
 from replica.model.api import ModelRunner, OutOfDeviceMemory
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.request_check import check_request
+from replica.scheduler.budgets import CHANGEABLE, changed, check_against_model
 from replica.scheduler.plan import PENDING_TOKEN, StepOutcome, StepPlan, StepResult
 from replica.scheduler.scheduler import Scheduler
 
@@ -75,7 +77,7 @@ class Engine:
         self._idle_since_s: float | None = clock()
         self._prefill_rate = TokenRate()
         self._decode_rate = TokenRate()
-        self._brake = MemoryBrake()
+        self._brake = MemoryBrake(2 if config.scheduler.enable_chunked_prefill else runner.shape.max_model_len)
 
     # ---- orders, between two steps ----
 
@@ -85,7 +87,7 @@ class Engine:
             self.submit(request, arrived_at_s)
         for order in commands.end:
             self.end(order.request_id, order.sequence_index, order.reason)
-        if commands.budgets is not None:
+        if commands.budgets:
             self.set_budgets(commands.budgets)
 
     def submit(self, request: GenerationRequest, arrived_at_s: float) -> None:
@@ -104,9 +106,11 @@ class Engine:
             self._scheduler.abort(seq_id, self._clock())
             self._ended(seq_id, reason)
 
-    def set_budgets(self, budgets: Budgets) -> None:
-        """Raises `SettingError`, and then nothing has changed."""
-        self._limits = budgets.checked(self._config.scheduler, self._limits)
+    def set_budgets(self, changes: dict[str, Any]) -> None:
+        """Changes settings by name, see `scheduler/budgets.py`. Raises `SettingError`, and then nothing has changed."""
+        limits = changed(self._config.scheduler, self._limits, changes)
+        check_against_model(limits, self._runner.shape)
+        self._limits = limits
         self._apply_limits()
 
     # ---- the loop ----
@@ -171,8 +175,8 @@ class Engine:
     def _give_way(self, plan: StepPlan) -> None:
         """A step didn't fit in device memory: plan less next time. What doesn't fit alone at the floor, again and
         again, ends."""
-        self._brake.failed(sum(plan.num_tokens))
-        if len(plan) == 1 and self._brake.gives_up():
+        self._brake.failed(sum(plan.num_tokens), len(plan))
+        if self._brake.gives_up():
             result = StepResult(plan.step, [PENDING_TOKEN], {0: StepFailed.code})
             self._emit(self._scheduler.commit(plan, result, self._clock()))
             return
@@ -181,15 +185,12 @@ class Engine:
         self._apply_limits()
 
     def _apply_limits(self) -> None:
-        limits = self._limits
-        tokens = limits.max_num_batched_tokens
+        values = {name: getattr(self._limits, name) for name in CHANGEABLE}
         if self._brake.limit is not None:
-            tokens = min(tokens, self._brake.limit)
-        self._scheduler.set_budgets(
-            max_num_seqs=min(limits.max_num_seqs, tokens - 1),
-            max_num_batched_tokens=tokens,
-            watermark=limits.watermark,
-        )
+            tokens = min(self._limits.max_num_batched_tokens, self._brake.limit)
+            values["max_num_batched_tokens"] = tokens
+            values["max_num_seqs"] = min(self._limits.max_num_seqs, tokens - 1)
+        self._scheduler.set_budgets(**values)
 
     def _emit(self, outcome: StepOutcome) -> None:
         """Turns a commit's columns into news."""

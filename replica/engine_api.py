@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from replica.config import SchedulerConfig
-from replica.errors import ErrorInfo, SettingError
+from replica.errors import ErrorInfo
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.stats import RequestTimings, StepStats
 
@@ -33,41 +32,16 @@ class EndRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
-    """The limits that may change on a running replica, between two steps; None keeps the current value."""
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    watermark: float | None = None
-
-    def checked(self, start: SchedulerConfig, now: SchedulerConfig) -> SchedulerConfig:
-        """The settings after the change. Raises `SettingError` for a value above its start value (memory was sized
-        for that one) or one that the settings themselves refuse."""
-        changed = SchedulerConfig(
-            **{
-                **{name: getattr(now, name) for name in SchedulerConfig.__dataclass_fields__},
-                **{name: value for name in _LIVE if (value := getattr(self, name)) is not None},
-            }
-        )
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(changed, name) > getattr(start, name):
-                raise SettingError(name, getattr(changed, name), f"at most {getattr(start, name)}, its start value")
-        return changed
-
-
-_LIVE = ("max_num_seqs", "max_num_batched_tokens", "watermark")
-
-
-@dataclass(frozen=True, slots=True)
 class EngineCommands:
     """One batch of orders, taken at the next step boundary: first `add`, then `end`, then `budgets`.
 
-    `shutdown` ends the engine after that; what still runs is not waited for.
+    `budgets`: new values of settings that may change on a running replica (`scheduler/budgets.py`), by name. `shutdown`
+    ends the engine after that; what still runs is not waited for.
     """
 
     add: tuple[AddRequest, ...] = ()
     end: tuple[EndRequest, ...] = ()
-    budgets: Budgets | None = None
+    budgets: dict[str, Any] = field(default_factory=dict)
     shutdown: bool = False
 
 

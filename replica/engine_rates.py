@@ -28,33 +28,36 @@ class TokenRate:
 
 class MemoryBrake:
     """The token limit while device memory is short: halved by each step that didn't fit, doubled again after every
-    `_STEPS_TO_TRUST` steps that did, gone when it no longer binds. 2 tokens (with one sequence) is the floor."""
+    `_STEPS_TO_TRUST` steps that did, gone when it no longer binds. Never below `floor_tokens`: 2, or a whole prompt
+    where prompts can't be cut."""
 
-    FLOOR = 2
     _STEPS_TO_TRUST = 16
-    _TRIES_AT_FLOOR = 3
+    _TRIES_ALONE = 3
 
-    def __init__(self) -> None:
+    def __init__(self, floor_tokens: int) -> None:
         self.limit: int | None = None
+        self._floor = floor_tokens
         self._good_steps = 0
-        self._failures_at_floor = 0
+        self._failures_alone = 0
+
+    def failed(self, num_tokens: int, num_rows: int) -> None:
+        """A step of `num_rows` sequences and `num_tokens` in all didn't fit."""
+        self.limit = max(self._floor, num_tokens // 2)
+        self._good_steps = 0
+        if num_rows == 1 and num_tokens <= self._floor:
+            self._failures_alone += 1
 
     def gives_up(self) -> bool:
-        """The last steps all failed at the floor, so that their one sequence can't be saved. Counting starts anew."""
-        if self._failures_at_floor < self._TRIES_AT_FLOOR:
+        """One sequence's least possible work, alone in a step, failed again and again, and nothing fitted in between.
+        Counting starts anew."""
+        if self._failures_alone < self._TRIES_ALONE:
             return False
-        self._failures_at_floor = 0
+        self._failures_alone = 0
         return True
-
-    def failed(self, num_tokens: int) -> None:
-        """A step of `num_tokens` didn't fit."""
-        self.limit = max(self.FLOOR, num_tokens // 2)
-        self._good_steps = 0
-        self._failures_at_floor = self._failures_at_floor + 1 if num_tokens <= self.FLOOR else 0
 
     def fitted(self, configured_tokens: int) -> bool:
         """A step fitted; True when the limit changed by that."""
-        self._failures_at_floor = 0
+        self._failures_alone = 0
         if self.limit is None:
             return False
         self._good_steps += 1

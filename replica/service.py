@@ -21,7 +21,7 @@ from typing import Any
 
 from replica.config import EngineConfig
 from replica.engine import Engine
-from replica.engine_api import AddRequest, Budgets, EndRequest, EngineClient, EngineCommands, EngineUpdate
+from replica.engine_api import AddRequest, EndRequest, EngineClient, EngineCommands, EngineUpdate
 from replica.engine_inline import InlineClient
 from replica.engine_process import ProcessClient
 from replica.engine_worker import EngineStart, RunnerFactory, load_model
@@ -33,6 +33,7 @@ from replica.open_streams import OpenStreams
 from replica.recorder import Recorder
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
 from replica.request_check import MAX_N, check_request
+from replica.scheduler.budgets import changed, check_against_model
 from replica.stream import MessagePause, Stream
 from replica.text.tokenizer import Tokenizer
 
@@ -194,17 +195,13 @@ class ReplicaService:
             "load": {k: v for k, v in asdict(self.load()).items() if not k.startswith("block_hashes_")},
         }
 
-    def set_budgets(
-        self,
-        *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        watermark: float | None = None,
-    ) -> None:
-        """Changes limits between two steps. Raises `SettingError`, and then nothing has changed."""
-        budgets = Budgets(max_num_seqs, max_num_batched_tokens, watermark)
-        self._limits = budgets.checked(self._config.scheduler, self._limits)
-        self._client.send(EngineCommands(budgets=budgets))
+    def set_budgets(self, **changes: Any) -> None:
+        """Changes settings of the scheduler between two steps; `scheduler/budgets.py` says which. Raises
+        `SettingError`, and then nothing has changed."""
+        limits = changed(self._config.scheduler, self._limits, changes)
+        check_against_model(limits, self.shape)
+        self._limits = limits
+        self._client.send(EngineCommands(budgets=changes))
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits until the open ones are finished; what isn't by then ends in an error. True

@@ -7,12 +7,12 @@ held. The fake model reads its context through the block tables, so a wrong bloc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.engine import sequence_seed
-from replica.engine_api import Budgets
 from replica.model.fake import FakeModel
 from replica.request import FinishReason, GenerationRequest
 from tests.fake_replica import EngineDriver, fake_shape, request_of, small_config
@@ -38,8 +38,8 @@ class World:
             self.driver.engine.end(request.request_id, None if size % 3 else size % request.n)
         elif name == "budget":
             num_seqs = 1 + size % 4
-            budgets = Budgets(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs + 1 + size % (16 - num_seqs))
-            self.driver.engine.set_budgets(budgets)
+            num_tokens = num_seqs + 1 + size % (16 - num_seqs)
+            self.driver.engine.set_budgets({"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens})
         elif name == "step":
             for _ in range(size % 4):
                 self.driver.step()
@@ -56,6 +56,7 @@ class World:
             temperature=float(size % 2),
             seed=size,
             ignore_eos=bool(size % 5),
+            priority=size % 3,
         )
         self.requests.append(request)
         self.driver.submit(request)
@@ -67,20 +68,30 @@ def actions(draw: st.DrawFn) -> list[Action]:
     return draw(st.lists(st.tuples(names, st.integers(0, 400)), min_size=1, max_size=40))
 
 
-@settings(max_examples=80, deadline=None)
+SCHEDULER_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"max_num_queued_seqs": 3},
+    {"batching": "static"},
+    {"policy": "priority"},
+    {"long_prefill_token_threshold": 5, "max_long_partial_prefills": 1},
+    {"scheduler_reserve_full_isl": False, "enable_prefix_caching": False},
+)
+
+
+@settings(max_examples=80)
 @given(
     plan=actions(),
     oom_every=st.sampled_from([0, 0, 2, 3, 7]),
     late=st.booleans(),
     poisoned=st.booleans(),
-    max_num_queued_seqs=st.sampled_from([3, 100]),
+    changes=st.sampled_from(SCHEDULER_SETTINGS),
 )
 def test_every_sequence_ends_once_with_the_tokens_it_makes_alone(
-    plan: list[Action], oom_every: int, late: bool, poisoned: bool, max_num_queued_seqs: int
+    plan: list[Action], oom_every: int, late: bool, poisoned: bool, changes: dict[str, Any]
 ) -> None:
     healthy = FakeModel(SHAPE, eos_ratio=0.05)
     model = FakeModel(SHAPE, eos_ratio=0.05, oom_every=oom_every, late=late, poison_token=POISON if poisoned else None)
-    config = small_config(max_num_queued_seqs=max_num_queued_seqs, queue_timeout_s=300.0)
+    config = small_config(**{"queue_timeout_s": 300.0, **changes})
     world = World(EngineDriver(config, model))
     world.driver.engine._scheduler.block_pool.on_poison = model.poison
     for name, size in plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replica.engine import sequence_seed
-from replica.engine_api import AddRequest, Budgets, EndRequest, EngineCommands
+from replica.engine_api import AddRequest, EndRequest, EngineCommands
 from replica.errors import EngineDead, SettingError
 from replica.model.fake import FakeModel
 from replica.request import FinishReason, GenerationRequest
@@ -231,17 +231,22 @@ def test_idle_time_is_counted_between_the_last_end_and_the_next_step() -> None:
 
 def test_budgets_change_between_two_steps_and_never_above_their_start() -> None:
     driver = EngineDriver(small_config(), FakeModel(fake_shape()))
-    driver.engine.set_budgets(Budgets(max_num_seqs=1, max_num_batched_tokens=6))
+    driver.engine.set_budgets({"max_num_seqs": 1, "max_num_batched_tokens": 6})
     driver.submit(request_of("a", num_prompt=12), request_of("b"))
     update = driver.step()
     assert (update.load.max_num_seqs, update.load.max_num_batched_tokens) == (1, 6)
     assert update.stats.num_tokens == 6
     assert update.load.num_running == 1
-    for impossible in (Budgets(max_num_seqs=5), Budgets(max_num_batched_tokens=17), Budgets(max_num_seqs=0)):
+    for impossible in (
+        {"max_num_seqs": 5},
+        {"max_num_batched_tokens": 17},
+        {"max_num_seqs": 0},
+        {"policy": "priority"},
+    ):
         with pytest.raises(SettingError):
             driver.engine.set_budgets(impossible)
     with pytest.raises(SettingError, match="max_num_seqs"):
-        driver.engine.set_budgets(Budgets(max_num_batched_tokens=1))
+        driver.engine.set_budgets({"max_num_batched_tokens": 1})
     driver.run()
     assert driver.updates[-1].load.max_num_batched_tokens == 6
 

@@ -235,27 +235,35 @@ def test_a_rate_is_tokens_over_seconds_and_forgets() -> None:
 
 
 def test_the_brake_halves_at_each_failure_and_opens_slowly() -> None:
-    brake = MemoryBrake()
+    brake = MemoryBrake(2)
     assert not brake.fitted(64)
-    brake.failed(64)
-    brake.failed(32)
+    brake.failed(64, 4)
+    brake.failed(32, 4)
     assert brake.limit == 16
     changes = [brake.fitted(64) for _ in range(32)]
     assert [i for i, changed in enumerate(changes) if changed] == [15, 31]
     assert brake.limit is None
 
 
-def test_the_brake_gives_up_after_three_failures_in_a_row_at_its_floor() -> None:
-    brake = MemoryBrake()
-    for tokens in (4, 2, 1):
-        brake.failed(tokens)
+def test_the_brake_gives_up_on_one_sequence_after_three_failures_in_a_row_at_its_floor() -> None:
+    brake = MemoryBrake(2)
+    for tokens, rows in ((4, 1), (2, 2), (2, 1), (1, 1)):
+        brake.failed(tokens, rows)
         assert not brake.gives_up()
-    brake.failed(1)
+    brake.failed(1, 1)
     assert brake.limit == 2
     assert brake.gives_up()
     assert not brake.gives_up()
-    brake.failed(1)
-    brake.failed(1)
+    brake.failed(1, 1)
+    brake.failed(1, 1)
     brake.fitted(64)
-    brake.failed(1)
+    brake.failed(1, 1)
     assert not brake.gives_up()
+
+
+def test_a_whole_prompt_that_never_fits_fails_alone_where_prompts_can_not_be_cut() -> None:
+    model = PickyModel(fake_shape(max_model_len=16), max_tokens=9)
+    driver = EngineDriver(small_config(enable_chunked_prefill=False), model)
+    driver.submit(request_of("long", num_prompt=12, max_tokens=2), request_of("short", num_prompt=4, max_tokens=2))
+    driver.run()
+    assert driver.ends == {("long", 0): [FinishReason.ERROR], ("short", 0): [FinishReason.LENGTH]}
