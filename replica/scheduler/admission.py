@@ -164,13 +164,18 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     num_steps = -(-remaining // per_step)
     if spare >= len(draft.decodes) * (tables.blocks_for(num_steps) + 1):
         return True  # more than any growth: spares the sum over all decodes
-    return spare >= sum(_growth(state, decode, num_steps) for decode in draft.decodes)
+    return spare >= _growth(state, draft, num_steps)
 
 
-def _growth(state: SchedulerState, decode: Sequence, num_steps: int) -> int:
-    """Blocks that a running decode takes in the next `num_steps` steps; its last token needs no slot."""
-    upto = min(len(decode.tokens) + num_steps, decode.max_len - 1)
-    return max(0, state.tables.blocks_for(upto) - len(decode.block_table))
+def _growth(state: SchedulerState, draft: StepDraft, num_steps: int) -> int:
+    """Blocks that running decodes take in the next `num_steps` steps; a sequence's last token needs no slot."""
+    if num_steps not in draft.growth:
+        size = state.tables.block_size
+        draft.growth[num_steps] = sum(
+            max(0, -(-min(len(seq.tokens) + num_steps, seq.max_len - 1) // size) - len(seq.block_table))
+            for seq in draft.decodes
+        )
+    return draft.growth[num_steps]
 
 
 def _enter(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, now_s: float) -> None:

@@ -97,6 +97,7 @@ def roll_back_step(state: SchedulerState, record: InFlight) -> None:
     this one was to end and that runs on now: then the newest admissions go back to the queue.
     """
     plan = record.plan
+    state.batch.version += 1
     state.batch.left = plan.left + [lane for lane in state.batch.left if lane not in plan.left]
     for seq in state.batch.ending.values():
         if seq.lane in plan.left:

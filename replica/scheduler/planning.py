@@ -36,6 +36,7 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
         return None
     record = _seal(state, draft)
     state.in_flight.append(record)
+    state.last_sealed = record
     _advance(state, draft)
     return record
 
@@ -85,10 +86,12 @@ def _extend(state: SchedulerState, draft: StepDraft, seq: Sequence, want: int) -
 
 
 def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
-    """The draft as columns."""
-    decodes, chunks = draft.decodes, draft.chunks
+    """The draft as columns. The columns that name rows are the last plan's own lists while the batch is the same: in a
+    long run of decodes nothing about them changes."""
+    decodes, chunks, batch, last = draft.decodes, draft.chunks, state.batch, state.last_sealed
     rows = decodes + chunks
-    joined = _join_lanes(state, rows)
+    same = last is not None and last.batch_version == batch.version and last.seqs == rows
+    joined = [] if same else _join_lanes(state, rows)
     closes = [seq.gap == seq.chunk for seq in chunks]
     starts = [seq.num_scheduled for seq in rows]
     token_ids = [seq.tokens[-1] for seq in decodes]
@@ -99,24 +102,25 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
     state.num_steps += 1
     plan = StepPlan(
         step=state.num_steps,
-        seq_ids=[seq.seq_id for seq in rows],
-        lanes=[seq.lane for seq in rows],
+        seq_ids=last.plan.seq_ids if last and same else [seq.seq_id for seq in rows],
+        lanes=last.plan.lanes if last and same else [seq.lane for seq in rows],
         starts=starts,
         num_tokens=num_tokens,
-        block_tables=[seq.block_table for seq in rows],
+        block_tables=last.plan.block_tables if last and same else [seq.block_table for seq in rows],
         samples=[True] * len(decodes) + closes,
         num_logits=[1] * len(decodes) + [int(close) for close in closes],
         output_index=[len(seq.tokens) - seq.prompt_len for seq in rows],
         token_ids=token_ids,
         joined=joined,
-        left=state.batch.left,
+        left=batch.left,
         num_prefill_tokens=num_prefill,
         num_decode_tokens=len(token_ids) - num_prefill - num_recomputed,
         num_recomputed_tokens=num_recomputed,
     )
-    state.batch.left = []
+    batch.left = []
     ends = list(map(add, starts, num_tokens))
-    return InFlight(plan, rows, ends, [seq.admission for seq in rows], draft.num_running_before)
+    admissions = last.admissions if last and same else [seq.admission for seq in rows]
+    return InFlight(plan, rows, ends, admissions, draft.num_running_before, batch.version)
 
 
 def _join_lanes(state: SchedulerState, rows: list[Sequence]) -> list[JoinedSequence]:

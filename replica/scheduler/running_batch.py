@@ -13,12 +13,14 @@ _by_arrival = attrgetter("arrival")
 
 class RunningBatch:
     """`running`: may be planned, oldest arrival first. `ending`: their last token is in flight; they hold blocks, but
-    their place and lane are free already. `left`: lanes given back that no plan has told the model about yet."""
+    their place and lane are free already. `left`: lanes given back that no plan has told the model about yet.
+    `version` changes whenever a sequence's stay, lane or block table (as an object) may have."""
 
     def __init__(self, num_lanes: int) -> None:
         self.running: list[Sequence] = []
         self.ending: dict[int, Sequence] = {}
         self.left: list[int] = []
+        self.version = 0
         self._num_lanes = num_lanes
         self._free_lanes = list(range(num_lanes))
         heapify(self._free_lanes)
@@ -28,16 +30,19 @@ class RunningBatch:
         return len(self.running) + len(self.ending)
 
     def join(self, seq: Sequence) -> None:
+        self.version += 1
         self._num_admissions += 1
         seq.admission = self._num_admissions
         seq.status = SequenceStatus.RUNNING
         insort(self.running, seq, key=_by_arrival)
 
     def take_lane(self, seq: Sequence) -> None:
+        self.version += 1
         seq.lane = heappop(self._free_lanes)
 
     def remove(self, leaving: list[Sequence]) -> None:
         """These leave the batch (their new status is the caller's to set)."""
+        self.version += bool(leaving)
         still_running = [seq for seq in leaving if self.ending.pop(seq.seq_id, None) is None]
         self._drop(still_running)
         for seq in still_running:
@@ -58,6 +63,7 @@ class RunningBatch:
     def revive(self, seq: Sequence) -> None:
         """The step that was to end it didn't happen: it runs again, in the same stay, and in the same lane unless a
         later plan, rolled back before, gave the lane away (then nothing is in flight that depends on it)."""
+        self.version += 1
         del self.ending[seq.seq_id]
         if seq.lane in self._free_lanes:
             self._free_lanes.remove(seq.lane)

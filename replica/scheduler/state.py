@@ -30,7 +30,8 @@ class InFlight:
     """A plan that is neither committed nor rolled back, with what its rows were when it was made.
 
     `ends[i]`: known tokens of row i when its chunk is done. `admissions[i]`: the stay that the row belongs to.
-    `num_running_before`: running sequences when the plan was begun.
+    `num_running_before`: running sequences when the plan was begun. `batch_version`: of the running batch, when the
+    plan was sealed.
     """
 
     plan: StepPlan
@@ -38,13 +39,15 @@ class InFlight:
     ends: list[int]
     admissions: list[int]
     num_running_before: int
+    batch_version: int
 
 
 @dataclass(slots=True)
 class SchedulerState:
     """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
-    admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those
-    that have, until they are forgotten. `refilling`: the fixed batch of `batching = static` still takes members."""
+    admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
+    they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `refilling`: the
+    fixed batch of `batching = static` still takes members. `admit_nobody`: the next plan only."""
 
     config: SchedulerConfig
     shape: ModelShape
@@ -55,6 +58,7 @@ class SchedulerState:
     ended: dict[int, Sequence] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     in_flight: list[InFlight] = field(default_factory=list)
+    last_sealed: InFlight | None = None
     blocked_by: BlockedBy | None = None
     admit_nobody: bool = False
     refilling: bool = False
@@ -66,7 +70,8 @@ class SchedulerState:
 class StepDraft:
     """A plan being made. `budget`: tokens not given out yet. `decodes`: rows of one token (their `chunk` stays 0);
     `chunks`: rows of `chunk` tokens. `prefills`: all in the batch whose gap is, or was on admission, wider than that;
-    some may get nothing. `preempted`: somebody gave blocks back in this step."""
+    some may get nothing. `preempted`: somebody gave blocks back in this step. `growth`: blocks that the decodes will
+    take in so many steps, once asked for."""
 
     budget: int
     num_running_before: int
@@ -74,6 +79,7 @@ class StepDraft:
     chunks: list[Sequence] = field(default_factory=list)
     prefills: list[Sequence] = field(default_factory=list)
     preempted: bool = False
+    growth: dict[int, int] = field(default_factory=dict)
 
     def give(self, seq: Sequence, num_tokens: int) -> None:
         if not seq.chunk:
