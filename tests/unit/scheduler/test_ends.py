@@ -112,6 +112,17 @@ def test_an_aborted_chunk_that_was_not_computed_never_enters_the_prefix_cache() 
     assert w.scheduler.load().num_blocks_cached == 0
 
 
+def test_a_chunk_in_flight_enters_the_prefix_cache_only_at_its_commit() -> None:
+    w = world(max_num_batched_tokens=9)
+    w.add(request(list(range(10, 28)), 9))
+    assert chunks(w.plan()) == {0: 9} and chunks(w.plan()) == {0: 9}
+    w.commit()
+    w.abort(0)
+    assert w.scheduler.load().num_blocks_cached == 2, "8 of the first 9 tokens fill blocks"
+    w.commit()
+    assert w.scheduler.load().num_blocks_cached == 2
+
+
 def test_abort_of_an_unknown_or_forgotten_sequence_is_no_error() -> None:
     w = world()
     assert not w.scheduler.abort(7)
