@@ -154,6 +154,22 @@ def test_a_token_in_flight_reaches_a_sequence_that_was_preempted_meanwhile() -> 
     w.check_outputs()
 
 
+def test_a_sequence_whose_token_is_in_flight_does_not_enter_before_that_token_is_known() -> None:
+    w = world()
+    w.add(request([5], 9))
+    w.add(request([6], 9))
+    w.step()
+    w.plan()
+    w.scheduler.preempt_newest()
+    assert chunks(w.plan()) == {0: 1}
+    w.rollback(1)
+    assert chunks(w.plan()) == {0: 1}
+    w.commit()
+    assert chunks(w.plan()) == {0: 1, 1: 3}
+    w.drain()
+    w.check_outputs()
+
+
 def test_a_sequence_ends_from_the_queue_when_its_last_token_was_in_flight() -> None:
     w = world()
     tokens, _ = w.model.alone(request([6], 9), 0)
