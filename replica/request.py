@@ -106,7 +106,8 @@ class LoadReport:
 
     `epoch` names one life of the replica (a restart has another), `number` grows by one a report, `made_at_s` is
     the replica's monotonic clock. Blocks: total = free + cached + held; cached ones are free to take but still hold
-    a prefix. Rates are measured by the engine over its last steps (0 = not known yet).
+    a prefix. Rates are measured by the engine over its last steps (0 = not known yet). `block_hashes_*`: what the
+    prefix cache gained and lost since the last message to a stream of the same lease.
     """
 
     replica_id: str

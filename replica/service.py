@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from replica.cache_changes import CacheChanges
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.engine_api import AddRequest, EndRequest, EngineClient, EngineCommands, EngineUpdate
@@ -82,6 +83,7 @@ class ReplicaService:
             config.max_backlog_tokens,
         )
         self._load: LoadReport | None = None
+        self._cache_changes = CacheChanges()
         self._first_report = asyncio.Event()
         self._silence_s = 0.0
         self._pause = MessagePause()
@@ -140,19 +142,19 @@ class ReplicaService:
             stream = self._open(request)
         except BrimfulError as error:
             self._recorder.refused(max(1, min(request.n, MAX_N)))
-            yield self._message((TokenEvent(0, (), "", 0, FinishReason.REJECTED, None, error.info()),))
+            yield self._message(request, (TokenEvent(0, (), "", 0, FinishReason.REJECTED, None, error.info()),))
             return
         try:
             await stream.wait()
             if not stream.accepted:
-                yield self._message(stream.take()[:1])
+                yield self._message(request, stream.take()[:1])
                 return
-            yield self._message(())
+            yield self._message(request)
             while not stream.finished or stream.has_news:
                 if not stream.has_news:
                     await stream.wait()
                     continue
-                yield self._message(stream.take(), stream.num_cached_tokens)
+                yield self._message(request, stream.take(), stream.num_cached_tokens)
                 if self._pause.seconds and not stream.finished:
                     await asyncio.sleep(self._pause.seconds)
         finally:
@@ -169,7 +171,7 @@ class ReplicaService:
     # ---- the replica ----
 
     def load(self) -> LoadReport:
-        """The newest report."""
+        """The newest report, without the prefix cache's changes: those ride on messages, once to each lease."""
         assert self._load is not None
         return replace(self._load, draining=True) if self._draining else self._load
 
@@ -192,7 +194,7 @@ class ReplicaService:
             "num_streams": len(self._streams),
             "max_model_len": self.shape.max_model_len,
             "limits": asdict(self._limits),
-            "load": {k: v for k, v in asdict(self.load()).items() if not k.startswith("block_hashes_")},
+            "load": asdict(self.load()),
         }
 
     def set_budgets(self, **changes: Any) -> None:
@@ -240,14 +242,17 @@ class ReplicaService:
             self._client.send(EngineCommands(add=(order,)))
         return stream
 
-    def _message(self, events: tuple[TokenEvent, ...], num_cached_tokens: int = 0) -> StreamMessage:
-        return StreamMessage(self._replica_id, events, self.load(), num_cached_tokens)
+    def _message(
+        self, request: GenerationRequest, events: tuple[TokenEvent, ...] = (), num_cached_tokens: int = 0
+    ) -> StreamMessage:
+        load = self._cache_changes.for_reader(request.lease or "", self.load())
+        return StreamMessage(self._replica_id, events, load, num_cached_tokens)
 
     def _end_in_engine(self, order: EndRequest) -> None:
         self._client.send(EngineCommands(end=(order,)))
 
     def _on_update(self, update: EngineUpdate) -> None:
-        self._load = update.load
+        self._load = self._cache_changes.take(update.load)
         if update.stats.num_tokens or not update.load.num_running + update.load.num_waiting:
             self._silence_s = 0.0
         self._recorder.update(update)
