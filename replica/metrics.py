@@ -47,6 +47,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._common = common
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+        self._series: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}
         for spec in specs:
             labels = (*common, *spec.labels)
             if spec.kind == "histogram":
@@ -58,26 +59,35 @@ class Metrics:
                 kind = Counter if spec.kind == "counter" else Gauge
                 self._metrics[spec.name] = kind(PREFIX + spec.name, spec.help, labels, registry=self.registry)
             if not spec.labels:
-                self._metrics[spec.name].labels(**common)
+                self._find(spec.name, {})
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter; nothing here ever goes down."""
-        metric = self._metrics[name].labels(**self._common, **labels)
+        metric = self._find(name, labels)
         if not isinstance(metric, Counter):
             raise TypeError(f"{name} is no counter")
         metric.inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        metric = self._metrics[name].labels(**self._common, **labels)
+        metric = self._find(name, labels)
         if not isinstance(metric, Gauge):
             raise TypeError(f"{name} is no gauge")
         metric.set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        metric = self._metrics[name].labels(**self._common, **labels)
+        metric = self._find(name, labels)
         if not isinstance(metric, Histogram):
             raise TypeError(f"{name} is no histogram")
         metric.observe(value)
+
+    def _find(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
+        """One series. Kept, because the library's own look-up costs more than counting."""
+        key = (name, *labels.items())
+        series = self._series.get(key)
+        if series is None:
+            metric, all_labels = self._metrics[name], self._common | labels
+            series = self._series[key] = metric.labels(**all_labels) if all_labels else metric
+        return series
 
 
 REPLICA_METRICS: tuple[MetricSpec, ...] = (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from replica.metrics import REPLICA_METRICS
+import pytest
+
+from replica.metrics import REPLICA_METRICS, Metrics, MetricSpec
 from replica.model.fake import FakeModel
 from replica.recorder import Recorder
 from replica.service import ReplicaService
@@ -85,3 +87,23 @@ async def test_gauges_fall_when_waiting_and_running_are_aborted_without_a_step(t
             assert got[f"brimful_{gauge}", ""] == 0.0
         by_reason = [value for (name, _), value in got.items() if name == "brimful_num_requests_waiting_by_reason"]
         assert by_reason == [0.0] * 4
+
+
+def test_a_metric_that_is_in_no_table_or_of_another_kind_is_an_error() -> None:
+    metrics = Metrics(REPLICA_METRICS, {"model_name": "m", "replica": "r"})
+    with pytest.raises(KeyError):
+        metrics.inc("generation_token")
+    with pytest.raises(TypeError, match="no counter"):
+        metrics.inc("num_requests_running")
+    with pytest.raises(TypeError, match="no gauge"):
+        metrics.set("generation_tokens", 1)
+    with pytest.raises(TypeError, match="no histogram"):
+        metrics.observe("generation_tokens", 1)
+    with pytest.raises(ValueError, match="Incorrect label names"):
+        metrics.inc("request_success", reason="stop")
+
+
+def test_metrics_of_a_process_without_common_labels_have_series_too() -> None:
+    metrics = Metrics((MetricSpec("things", "counter", "Things."),), {})
+    metrics.inc("things", 2)
+    assert metrics.registry.get_sample_value("brimful_things_total") == 2
