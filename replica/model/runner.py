@@ -25,7 +25,7 @@ from replica.config import ModelConfig, SchedulerConfig
 from replica.errors import NonFiniteLogits, ResourceError
 from replica.model import warmup
 from replica.model.api import ModelShape, OutOfDeviceMemory
-from replica.model.attention.backend import AttentionBackend, default_backend, make_backend
+from replica.model.attention.backend import AttentionBackend, choose_backend, make_backend
 from replica.model.attention.interface import attention_step
 from replica.model.cache_folder import Progress
 from replica.model.inputs import build_inputs
@@ -34,6 +34,7 @@ from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
 from replica.model.sampler import Sampler, next_token_logprobs
 from replica.model.support import LayerShape, pin_rope, self_test
+from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.weights import choose_device, load_weights
 from replica.model_card import ModelCard
 from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
@@ -54,7 +55,9 @@ def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig
     model = load_weights(card, config, device)
     progress("testing the model under paged attention")
     layers = self_test(model)
-    backend = make_backend(default_backend(device))
+    if config.batch_invariant:
+        require_dense_layers(model)
+    backend = make_backend(choose_backend(batch_invariant=config.batch_invariant))
     with _startup_memory_errors(device):
         if device.type == "cpu":
             pack_linears(model)
@@ -62,6 +65,8 @@ def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig
         progress("warming up")
         with torch.inference_mode():
             warmup.check_through_pool(runner, model)
+            if config.batch_invariant:
+                require_invariance(card.name, runner.logits, card.vocab_size, runner.shape.num_blocks)
             runner.submit(warmup.peak_plan(runner.shape, scheduler)).result()
     return runner
 
@@ -88,8 +93,10 @@ def _build(
     )
 
     def build(shape: ModelShape) -> Runner:
-        cache = KVCache(layers, shape.num_blocks, block_size, model.dtype, device)
-        return Runner(model, cache, backend, shape, scheduler.max_num_seqs)
+        # One block more than the scheduler knows of: what pads a tile is written there.
+        num_spare = 1 if config.batch_invariant else 0
+        cache = KVCache(layers, shape.num_blocks + num_spare, block_size, model.dtype, device)
+        return Runner(model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant)
 
     if device.type == "cuda":
         progress("measuring the memory of the largest step")
@@ -122,7 +129,10 @@ class Runner:
         backend: AttentionBackend,
         shape: ModelShape,
         num_lanes: int,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
+        self._batch_invariant = batch_invariant
         self._model: PreTrainedModel | None = model
         self._cache = cache
         self._backend = backend
@@ -145,22 +155,30 @@ class Runner:
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the forward and return float32 logits [sum of num_logits, V], rows in plan order."""
+        if not self._batch_invariant:
+            return self._forward(plan)
+        return torch.cat([self._forward(tile) for tile in tile_plans(plan, self._shape.num_blocks)])
+
+    def _forward(self, plan: StepPlan) -> Tensor:
         if self._model is None:
             raise RuntimeError("the runner is closed")
         inputs = build_inputs(plan, self._cache.block_size, self._device)
         if inputs.pending.numel():
             lanes = inputs.pending_lanes
             inputs.token_ids[inputs.pending] = self._lane_tokens.before(plan.step, lanes)
+        wanted = keep = inputs.logits_rows
+        if self._batch_invariant and wanted.numel():
+            keep = torch.arange(len(plan.token_ids), device=self._device)
         step = self._backend.prepare(inputs.layout, self._cache)
         with attention_step(step):
             output: Any = self._model(
                 input_ids=inputs.token_ids[None],
                 position_ids=inputs.positions[None],
                 use_cache=False,
-                logits_to_keep=inputs.logits_rows,
+                logits_to_keep=keep,
             )
         logits: Tensor = output.logits[0].float()
-        return logits
+        return logits if keep is wanted else logits[wanted]
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[int], Tensor, Tensor]:
         rows = [row for row, samples in enumerate(plan.samples) if samples]

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 from replica.model.attention.interface import AttentionStep
 from replica.model.inputs import StepLayout
 from replica.model.kv_cache import KVCache
@@ -40,14 +38,23 @@ def _gather() -> AttentionBackend:
     return GatherBackend()
 
 
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"reference": _reference, "gather": _gather}
+def _tiles() -> AttentionBackend:
+    from replica.model.attention.tiles import TileBackend
+
+    return TileBackend()
+
+
+_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
+    "reference": _reference,
+    "gather": _gather,
+    "tiles": _tiles,
+}
 
 
 def make_backend(name: str) -> AttentionBackend:
     return _BACKENDS[name]()
 
 
-def default_backend(device: torch.device) -> str:
-    """The best backend for a device."""
-    del device  # one serves all so far
-    return "gather"
+def choose_backend(*, batch_invariant: bool) -> str:
+    """One backend serves all devices so far, another one batch-invariant steps."""
+    return "tiles" if batch_invariant else "gather"
