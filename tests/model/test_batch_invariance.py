@@ -73,9 +73,9 @@ def test_logits_are_strictly_equal_alone_and_among_neighbours(runner: Runner) ->
     tables = [[9 * row + block for block in range(5)] for row in range(4)]
     with torch.inference_mode():
         for chunk in (7, 64):
-            wanted = runner.logits(make_plan(1, [Row(0, 0, prompts[1], tables[1], num_logits=60)]))
+            wanted = runner.logits(make_plan(1, [Row(0, 0, prompts[1], tables[1], num_logits=len(prompts[1]))]))
             parts = []
-            for start in range(0, 60, chunk):
+            for start in range(0, len(prompts[1]), chunk):
                 mine = Row(
                     1, start, prompts[1][start : start + chunk], tables[1], len(prompts[1][start : start + chunk])
                 )
