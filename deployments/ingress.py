@@ -123,22 +123,29 @@ class Ingress:
             return JSONResponse({"status": "not ready", "models": waiting}, 503, {"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
 
+    async def status(self) -> dict[str, Any]:
+        in_flight = self._edge.in_flight
+        return {**await self.describe(), "in_flight": in_flight.count, "max_in_flight": in_flight.limit}
+
     async def _status(self, _: Request) -> Response:
-        answers = await asyncio.gather(*(model.client.ask_all("status") for model in self._models))
-        models = [_model_status(model, replicas) for model, replicas in zip(self._models, answers, strict=True)]
+        ingress, *groups = await self._ask_everybody("status")
+        models = [_model_status(model, replicas) for model, replicas in zip(self._models, groups, strict=True)]
         state = "ready" if all(model.ready for model in self._models) else "starting"
-        in_flight = {"in_flight": self._edge.in_flight.count, "max_in_flight": self._edge.in_flight.limit}
-        return JSONResponse({"state": state, "models": models, "ingress": {**await self.describe(), **in_flight}})
+        return JSONResponse({"state": state, "models": models, "ingress": ingress})
 
     async def _targets(self, _: Request) -> Response:
+        groups = await self._ask_everybody("describe")
+        return JSONResponse([_target(process) for group in groups for process in group])
+
+    async def _ask_everybody(self, method: str) -> list[list[dict[str, Any]]]:
+        """The answers of all ingress processes, this one included, then of the replicas of each model."""
         if self._peers is None:
             self._peers = serve.get_deployment_handle(self._own_deployment, self._app_name)
-        answers = await asyncio.gather(
-            ask_all(self._peers, "describe"), *(model.client.ask_all("describe") for model in self._models)
-        )
-        processes = {process["replica_id"]: process for group in answers for process in group}
-        processes.setdefault(self._id, await self.describe())
-        return JSONResponse([_target(process) for process in processes.values()])
+        asked = ask_all(self._peers, method), *(model.client.ask_all(method) for model in self._models)
+        ingress, *replicas = await asyncio.gather(*asked)
+        if self._id not in [process["replica_id"] for process in ingress]:
+            ingress.append(await getattr(self, method)())
+        return [ingress, *replicas]
 
 
 def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""One service for all tests of the HTTP path: two replicas of a tiny model, and one more model with little room."""
+"""One service for all tests of the HTTP path: two ingress processes, two replicas of a tiny model, and one more model
+with little room."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 "import_path": "deployments.app:build",
                 "args": {
                     "models": [roomy, cramped],
-                    "ingress": {"max_body_bytes": MAX_BODY_BYTES},
+                    "ingress": {"max_body_bytes": MAX_BODY_BYTES, "num_replicas": 2},
                     "metrics_port_range": METRICS_PORTS,
                     "drain_timeout_s": 5,
                 },

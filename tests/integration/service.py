@@ -26,7 +26,7 @@ READY_LINE = "Ctrl-C drains"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a model's replicas hold for requests, and how many requests the ingress works on: all 0 when quiet."""
+    """What a model's replicas hold for requests, and how many requests the ingresses work on: all 0 when quiet."""
 
     running: int
     waiting: int
@@ -70,7 +70,7 @@ class Service:
                 load["num_blocks_total"] - load["num_blocks_free"] - load["num_blocks_cached"] for load in loads
             ),
             streams=sum(replica["num_streams"] for replica in replicas),
-            in_flight=status["ingress"]["in_flight"],
+            in_flight=sum(ingress["in_flight"] for ingress in status["ingress"]),
         )
 
     async def until_quiet(self, limit_s: float) -> Held:

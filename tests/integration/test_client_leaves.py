@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.raw_client import RawClient
 from tests.integration.service import QUIET, Held, Service
@@ -101,3 +102,23 @@ async def test_what_nobody_reads_is_not_generated(service: Service) -> None:
     await asyncio.gather(*(client.leave() for client in clients))
     assert await service.until_quiet(QUIET_WITHIN_S) == QUIET
     assert await service.counter("tiny", "brimful_generation_tokens_total") - before < 5000  # of 10,000 asked for
+
+
+@pytest.mark.slow
+async def test_waves_of_clients_that_leave_within_milliseconds_take_nothing_from_those_that_stay(
+    service: Service,
+) -> None:
+    """Cancellations that race with the start of the call they cancel: no slot of any process may stay taken."""
+    rng = random.Random(8)
+
+    async def one(number: int) -> None:
+        client = await RawClient.connect(service.url)
+        body = {**MINUTES_OF_WORK, "prompt": "hello " * 50, "stream": number % 2 == 0}
+        await client.post(PATH, body, cut_at=rng.choice([None, None, 100]))
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        await client.leave()
+
+    for _ in range(10):
+        await asyncio.gather(*(one(number) for number in range(250)))
+    assert await service.until_quiet(5.0) == QUIET
+    await asyncio.gather(*(canary(service) for _ in range(32)))

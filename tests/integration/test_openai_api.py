@@ -129,7 +129,7 @@ async def test_unknown_routes_and_methods_are_errors_in_the_same_shape(service: 
 
 
 async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(service: Service) -> None:
-    body = {"model": "cramped", "prompt": "hello", "max_tokens": 200, "ignore_eos": True}
+    body = {"model": "cramped", "prompt": "hello", "max_tokens": 100, "ignore_eos": True}
     answers = await asyncio.gather(*(post(service, body, "/cramped/v1/completions") for _ in range(12)))
     codes = sorted(answer.status_code for answer in answers)
     served = codes.count(200)
@@ -162,11 +162,24 @@ async def test_both_replicas_serve(service: Service) -> None:
 
 
 async def test_no_ingress_process_has_torch(service: Service) -> None:
-    status = await service.status()
-    assert "torch" not in Path(f"/proc/{status['ingress']['pid']}/maps").read_text()
+    for ingress in (await service.status())["ingress"]:
+        assert "torch" not in Path(f"/proc/{ingress['pid']}/maps").read_text()
     replica = (await service.replicas("tiny"))[0]
     assert "torch" not in Path(f"/proc/{replica['pid']}/maps").read_text()
     assert "torch" in Path(f"/proc/{replica['engine_pid']}/maps").read_text()
+
+
+async def test_every_process_is_a_target_for_prometheus(service: Service) -> None:
+    status = await service.status()
+    processes = [*status["ingress"], *(replica for model in status["models"] for replica in model["up"])]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        groups = (await client.get(f"{service.url}/metrics/targets")).json()
+        targets = [target for group in groups for target in group["targets"]]
+        pages = {target: (await client.get(f"http://{target}/metrics")).text for target in targets}
+    assert sorted(targets) == sorted(process["metrics_address"] for process in processes)
+    assert [kind for group in groups for kind in group["labels"].values()].count("replica") == 3
+    for process in processes:
+        assert f'"{process["replica_id"]}"' in pages[process["metrics_address"]]
 
 
 async def test_health_and_readiness(service: Service) -> None:

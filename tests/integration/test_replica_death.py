@@ -96,6 +96,26 @@ async def test_killed_under_load(service: Service, victim: str) -> None:
     assert await service.until_quiet(2.0) == QUIET
 
 
+async def test_a_replica_that_hangs_loses_its_streams_and_gets_no_new_ones(service: Service) -> None:
+    assert len(await service.until_replicas("tiny", 2, set(), 60)) == 2
+    async with load(service) as outcomes:
+        while len(outcomes) < 2 * NUM_CLIENTS:
+            await asyncio.sleep(0.05)
+        hung = await busiest(service)
+        hung_s = time.monotonic()
+        os.kill(hung["pid"], signal.SIGSTOP)
+        try:
+            while all(outcome.ok for outcome in outcomes) and time.monotonic() - hung_s < 20:
+                await asyncio.sleep(0.05)
+        finally:
+            os.kill(hung["pid"], signal.SIGKILL)
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    assert {outcome.error_code for outcome in failed} == {"engine_dead"}
+    assert max(outcome.ended_s for outcome in failed) - hung_s < 10.0
+    assert max(outcome.sent_s for outcome in failed) - hung_s < 1.0
+    assert len(await service.until_replicas("tiny", 2, {hung["pid"]}, 60)) == 2
+
+
 async def test_a_model_without_any_replica_refuses_at_once_and_comes_back(service: Service) -> None:
     replicas = await service.until_replicas("cramped", 1, set(), 60)
     os.kill(replicas[0]["pid"], signal.SIGKILL)
