@@ -251,6 +251,21 @@ def test_rolling_back_the_older_of_two_plans_takes_the_newer_with_it() -> None:
     w.check_outputs()
 
 
+def test_a_sequence_whose_last_step_was_rolled_back_keeps_its_lane() -> None:
+    """What it sampled a step ago, and isn't committed yet, lies in that lane."""
+    w = world()
+    w.add(request([5], 1))
+    w.add(request([6], 3))
+    assert w.step() is not None
+    middle, last = w.plan(), w.plan()
+    assert middle is not None and last is not None and (middle.lanes, last.lanes) == ([1], [1])
+    w.rollback(1)
+    again = w.plan()
+    assert again is not None and (again.lanes, again.joined, again.left) == ([1], [], [])
+    w.drain()
+    w.check_outputs()
+
+
 def test_clock_readings_of_a_sequence() -> None:
     w = world(max_num_batched_tokens=9)
     w.add(request([5] * 12, 2))
