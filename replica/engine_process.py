@@ -62,27 +62,20 @@ class ProcessClient(asyncio.Protocol):
         the child to the thread that runs this loop: let that thread live as long as the engine.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _CHILD,
-                    str(theirs.fileno()),
-                    f"engine of {start.replica_id}",
-                    json.dumps(sys.path),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        client = cls(child, progress)
         try:
-            transport, _ = await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
-            transport.set_write_buffer_limits(high=0)
-            transport.write(pack(start))
-            await asyncio.shield(client._ready)
+            with theirs:
+                child = _spawn(theirs, start.replica_id)
+            client = cls(child, progress)
+            try:
+                transport, _ = await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
+                transport.set_write_buffer_limits(high=0)
+                transport.write(pack(start))
+                await asyncio.shield(client._ready)
+            except BaseException:
+                await client.close()
+                raise
         except BaseException:
-            await client.close()
+            ours.close()
             raise
         return client
 
@@ -181,3 +174,12 @@ class ProcessClient(asyncio.Protocol):
         if self._outgoing and self._may_write and self._transport is not None and not self._gone.is_set():
             frame, self._outgoing = self._outgoing, []
             self._transport.write(pack(frame))
+
+
+def _spawn(socket_end: socket.socket, replica_id: str) -> subprocess.Popen[bytes]:
+    """The child finds our modules where we do. Its command line names the replica, for whoever reads a process list."""
+    command = [sys.executable, "-c", _CHILD, str(socket_end.fileno()), f"engine of {replica_id}", json.dumps(sys.path)]
+    try:
+        return subprocess.Popen(command, pass_fds=[socket_end.fileno()], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise ResourceError(f"the engine process can't be started: {error}") from error

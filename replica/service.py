@@ -126,10 +126,13 @@ class ReplicaService:
         except BaseException:
             await client.close()
             raise
-        await service._first_report.wait()
-        if service._load is None:
+        try:
+            await service._first_report.wait()
+            if service._load is None:
+                raise ResourceError(f"the engine died as soon as it was up: {service._death}")
+        except BaseException:
             await service.close()
-            raise ResourceError(f"the engine died as soon as it was up: {service._death}")
+            raise
         return service
 
     # ---- requests ----

@@ -9,61 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from replica import engine_process
-from replica.config import EngineConfig
-from replica.errors import EngineDead, ModelNotFound, ResourceError, StartupError
-from replica.model.api import InFlightStep, ModelRunner
-from replica.model.fake import FakeModel
-from replica.model_card import ModelCard
+from replica.errors import EngineDead
 from replica.request import FinishReason
-from replica.scheduler.plan import StepPlan
 from replica.service import ReplicaService
-from tests.fake_replica import FakeFactory, answer, oracle, request_of, running, sample, small_config, write_model
-
-
-@dataclass(slots=True)
-class SlowModel(FakeModel):
-    """Each step takes as long as a small model's, so that there is time to meddle."""
-
-    step_s: float = 0.01
-    num_sound_steps: int = 1_000_000
-
-    def submit(self, plan: StepPlan) -> InFlightStep:
-        time.sleep(self.step_s)
-        if self.num_submitted >= self.num_sound_steps:
-            raise RuntimeError("the device is gone")
-        return FakeModel.submit(self, plan)
-
-
-@dataclass(frozen=True)
-class SlowFactory(FakeFactory):
-    def __call__(self, config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
-        return SlowModel(self.shape, **self.faults), write_model(self.folder)
-
-
-@dataclass(frozen=True)
-class FailingFactory:
-    error: Exception
-
-    def __call__(self, config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
-        raise self.error
-
-
-def dying_factory(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
-    os._exit(3)
-
-
-def stuck_factory(config: EngineConfig, progress: Callable[[str], None]) -> tuple[ModelRunner, ModelCard]:
-    progress("stuck")
-    time.sleep(1000)
-    raise AssertionError
+from tests.fake_replica import FakeFactory, answer, oracle, request_of, running, sample, small_config
+from tests.faults.engine.factories import SlowFactory
 
 
 def engine_pid(service: ReplicaService) -> int:
@@ -201,38 +157,6 @@ def test_the_engine_dies_with_its_parent(tmp_path: Path, killed_by: signal.Signa
         parent.send_signal(killed_by)
         _, alive = psutil.wait_procs([engine], timeout=5.0)
         assert not alive
-
-
-@pytest.mark.parametrize(
-    ("factory", "kind", "message"),
-    [
-        (FailingFactory(ModelNotFound("no such model: x")), ModelNotFound, "no such model: x"),
-        (FailingFactory(ValueError("odd")), StartupError, "loading the model failed: ValueError: odd"),
-        (dying_factory, ResourceError, "ended while it was loading"),
-    ],
-)
-async def test_a_failed_start_is_one_clear_error_and_leaves_no_process(
-    factory: Callable[..., tuple[ModelRunner, ModelCard]], kind: type[Exception], message: str
-) -> None:
-    children = set(psutil.Process().children())
-    with pytest.raises(kind, match=message):
-        await ReplicaService.start(small_config(), replica_id="r", model_name="m", runner_factory=factory)
-    assert set(psutil.Process().children()) <= children
-
-
-async def test_a_cancelled_start_leaves_no_process() -> None:
-    children = set(psutil.Process().children())
-    said: asyncio.Queue[str] = asyncio.Queue()
-    start = asyncio.ensure_future(
-        ReplicaService.start(
-            small_config(), replica_id="r", model_name="m", runner_factory=stuck_factory, progress=said.put_nowait
-        )
-    )
-    assert await said.get() == "stuck"
-    start.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await start
-    assert set(psutil.Process().children()) <= children
 
 
 async def test_a_poison_request_fails_alone_and_the_process_lives(tmp_path: Path) -> None:
