@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -43,6 +45,8 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> 
     Raises `ModelNotFound`, `ModelUnsupported` or `ResourceError`.
     """
     dtype = choose_dtype(config.dtype, device)
+    if not (Path(card.weights_dir) / "config.json").is_file():
+        raise ModelNotFound(f"the weights of {card.name} are gone from {card.weights_dir}; prepare the model again")
     try:
         with quiet_transformers():
             require_supported_config(AutoConfig.from_pretrained(card.weights_dir))
