@@ -43,38 +43,41 @@ class Offer(NamedTuple):
 
 
 def admit(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
-    """Move waiting sequences into the batch, in order, and give each its first chunk.
+    """Move waiting sequences into the batch, in order, and give each its first chunk."""
+    if state.config.batching == "static" and not len(state.batch) and not state.waiting.returned:
+        state.refilling = True
+    while isinstance(entry := _next_entry(state, draft, now_s), tuple):
+        _enter(state, draft, *entry, now_s)
+    state.blocked_by = None if entry is None else _REASONS[entry]
+    state.refilling = state.refilling and state.blocked_by == "budget"
+
+
+def somebody_could_enter(state: SchedulerState, draft: StepDraft, now_s: float) -> bool:
+    """Whether `admit` would let somebody in now: what part of the budget is kept for."""
+    return isinstance(_next_entry(state, draft, now_s), tuple)
+
+
+def _next_entry(state: SchedulerState, draft: StepDraft, now_s: float) -> tuple[Sequence, Offer] | _Blocked | None:
+    """Who enters next and how; or what stops all who wait; None when nobody is left to ask.
 
     A long prompt without a long-prefill slot is parked and may be passed, until it has been overtaken for
-    `max_prefill_skip_s`. A head that waits for KV space ends the pass, but for the bounded bypass.
+    `max_prefill_skip_s`. A head that waits for KV space stops all behind it, but for the bounded bypass.
     """
-    queue, batch = state.waiting, state.batch
-    if state.config.batching == "static" and not len(batch) and not queue.returned:
-        state.refilling = True
-    state.blocked_by = None
+    queue = state.waiting
     parked = queue.first_parked()
     while (seq := _earlier(parked, queue.first())) is not None:
         offer = examine(state, draft, seq)
         if isinstance(offer, Offer):
-            _enter(state, draft, seq, offer, now_s)
-            parked = queue.first_parked() if seq is parked else parked
-        elif offer == "long_prefill" and not _overdue(state, seq, now_s):
+            return seq, offer
+        if offer == "long_prefill" and not _overdue(state, seq, now_s):
             if seq is parked:
-                parked = None  # looked at once a step; those behind it are no better off
+                parked = None  # those behind it in the same place are no better off
             else:
                 queue.park(seq)
-        else:
-            state.blocked_by = _REASONS[offer]
-            if offer == "blocks":
-                _let_small_ones_pass(state, draft, seq, now_s)
-            break
-    state.refilling = state.refilling and state.blocked_by == "budget"
-
-
-def somebody_could_enter(state: SchedulerState, draft: StepDraft) -> bool:
-    """Whether the first in order, or the first that waits for a long-prefill slot, could enter now."""
-    heads = (state.waiting.first(), state.waiting.first_parked())
-    return any(isinstance(examine(state, draft, head), Offer) for head in heads if head is not None)
+            continue
+        passing = _small_that_may_pass(state, draft, seq, now_s) if offer == "blocks" else None
+        return passing or offer
+    return None
 
 
 def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | _Blocked:
@@ -128,21 +131,20 @@ def _overdue(state: SchedulerState, seq: Sequence, now_s: float) -> bool:
     return since is not None and now_s - since >= state.config.max_prefill_skip_s
 
 
-def _let_small_ones_pass(state: SchedulerState, draft: StepDraft, head: Sequence, now_s: float) -> None:
-    """For `kv_bypass_s` after the head was first blocked, requests of at most `kv_bypass_blocks` may enter past it."""
+def _small_that_may_pass(
+    state: SchedulerState, draft: StepDraft, head: Sequence, now_s: float
+) -> tuple[Sequence, Offer] | None:
+    """The next request of at most `kv_bypass_blocks` that may enter past a head that waits for KV space: for
+    `kv_bypass_s` after the head was first seen blocked."""
     if head.kv_blocked_since_s is None:
         head.kv_blocked_since_s = now_s
-    if now_s - head.kv_blocked_since_s >= state.config.kv_bypass_s or head.is_small:
-        return
-    parked = state.waiting.first_parked()
-    barred = parked is not None and _overdue(state, parked, now_s)
-    while (small := state.waiting.first_small()) is not None:
-        if barred and _earlier(parked, small) is parked:
-            return
-        offer = examine(state, draft, small)
-        if not isinstance(offer, Offer):
-            return
-        _enter(state, draft, small, offer, now_s)
+    small, parked = state.waiting.first_small(), state.waiting.first_parked()
+    if small is None or head.is_small or now_s - head.kv_blocked_since_s >= state.config.kv_bypass_s:
+        return None
+    if parked is not None and _overdue(state, parked, now_s) and _earlier(parked, small) is parked:
+        return None
+    offer = examine(state, draft, small)
+    return (small, offer) if isinstance(offer, Offer) else None
 
 
 def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, remaining: int) -> bool:

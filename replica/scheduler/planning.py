@@ -28,7 +28,7 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
     """Plan one step and count it as in flight; None when nothing can be computed now."""
     draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running))
     _plan_decodes(state, draft)
-    _plan_prefills(state, draft)
+    _plan_prefills(state, draft, now_s)
     admit(state, draft, now_s)
     _spend_the_rest(state, draft)
     state.admit_nobody = False
@@ -54,11 +54,11 @@ def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
             state.tables.grow(seq, seq.num_scheduled + 1)
 
 
-def _plan_prefills(state: SchedulerState, draft: StepDraft) -> None:
+def _plan_prefills(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
     prefills = list(draft.prefills)
     if not prefills or draft.budget <= 0:
         return
-    kept = draft.budget // 4 if somebody_could_enter(state, draft) else 0
+    kept = draft.budget // 4 if somebody_could_enter(state, draft, now_s) else 0
     for i, seq in enumerate(prefills):
         if seq.status is not SequenceStatus.RUNNING or draft.budget <= kept:
             continue

@@ -191,12 +191,15 @@ def test_a_sequence_ends_from_the_queue_when_its_last_token_was_in_flight() -> N
 
 
 def test_under_overlap_blocks_of_an_ending_sequence_are_awaited_instead_of_preempting() -> None:
-    w = world(num_blocks=4, enable_prefix_caching=False)
+    w = world(num_blocks=5, enable_prefix_caching=False)
     w.add(request([5] * 7, 9))
     w.add(request([6] * 7, 2))
+    w.add(request([7], 3))
     w.step()
     w.plan()
-    assert w.plan() is None, "the one that ends next gives its blocks back at its commit"
+    assert chunks(w.plan()) == {2: 1}, "the first lacks a block; the second gives two back at its coming commit"
     w.commit()
-    assert chunks(w.step()) == {0: 1}
-    assert w.scheduler.timings(1).num_preemptions == 0
+    assert chunks(w.plan()) == {0: 1}
+    w.drain()
+    w.check_outputs()
+    assert [w.scheduler.timings(seq_id).num_preemptions for seq_id in range(3)] == [0, 0, 0]

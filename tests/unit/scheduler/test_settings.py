@@ -126,6 +126,25 @@ def test_long_prompts_beyond_the_limit_are_passed_by_short_ones_in_order(limit: 
     w.check_outputs()
 
 
+def test_short_prompts_get_their_part_of_the_budget_past_a_long_one_that_is_skipped() -> None:
+    """The long prefill that runs could use every token, and so could the long prompt that heads the queue."""
+    w = world(max_num_batched_tokens=20, long_prefill_token_threshold=30, max_long_partial_prefills=1)
+    w.add(request([5] * 100, 1))
+    w.step()
+    w.add(request([6] * 100, 1))
+    w.add(request([7] * 3, 1))
+    assert chunks(w.step()) == {0: 17, 2: 3}
+
+
+def test_small_requests_get_their_part_of_the_budget_past_a_head_that_waits_for_kv_space() -> None:
+    w = world(num_blocks=30, max_num_batched_tokens=20)
+    w.add(request([5] * 100, 1))
+    w.step()
+    w.add(request([6] * 100, 1))
+    w.add(request([7] * 3, 1))
+    assert chunks(w.step()) == {0: 17, 2: 3}
+
+
 def test_skipped_long_prompts_keep_their_order_and_take_the_next_slot() -> None:
     w = world(max_num_batched_tokens=16, long_prefill_token_threshold=8, max_long_partial_prefills=1)
     for token in (5, 6, 7):
@@ -193,6 +212,35 @@ def test_the_bypass_ends_some_time_after_the_head_was_first_blocked() -> None:
     w.now_s = 5.0
     w.add(request([7], 1))
     assert joined(w.step()) == []
+    w.drain()
+    w.check_outputs()
+
+
+def test_small_requests_do_not_pass_a_long_prompt_that_nobody_may_pass_any_more() -> None:
+    """Not even past an older head that waits for KV space. 0 is a long prefill, 1 the head, 2 the long prompt."""
+    w = world(
+        num_blocks=107,
+        max_num_batched_tokens=20,
+        long_prefill_token_threshold=30,
+        max_long_partial_prefills=1,
+        max_prefill_skip_s=10.0,
+        kv_bypass_s=100.0,
+        enable_prefix_caching=False,
+    )
+    w.add(request([5] * 400, 1))
+    w.step()
+    w.add(request([6] * 25, 9, ignore_eos=True))
+    while not w.ledger.books[1].received:
+        w.step()
+    w.add(request([7] * 40, 1))
+    w.step()
+    w.scheduler.preempt_newest()
+    w.step()
+    entered = []
+    for w.now_s in (5.0, 14.9, 15.0):
+        w.add(request([8], 1))
+        entered += joined(w.step())
+    assert entered == [3, 4]
     w.drain()
     w.check_outputs()
 
