@@ -27,8 +27,6 @@ pytestmark = [
 EXPRESSIONS = [
     target["expr"] for board in boards() for panel in board.json()["panels"] for target in panel.get("targets", [])
 ]
-NUM_PROCESSES = 4
-"""Two replicas of the model "tiny", one of "cramped", one ingress."""
 LONG_ANSWER = 120
 HAPPENED = (
     'brimful_http_requests_total{status="499"}',
@@ -37,12 +35,18 @@ HAPPENED = (
 """What the load must have brought about before panels are looked at."""
 
 
+def processes(service: Service) -> tuple[int, int]:
+    """How many replica and how many ingress processes the service says it has."""
+    status = httpx.get(f"{service.url}/status", trust_env=False).json()
+    return sum(len(model["up"]) for model in status["models"]), len(status["ingress"])
+
+
 @pytest.fixture
 def server(service: Service, tmp_path: Path) -> Iterator[Prometheus]:
     """Prometheus with the shipped configuration (short intervals), once it sees every process."""
     assert BINARY is not None
     with prometheus(BINARY, shipped_config(f"{service.url}/metrics/targets"), tmp_path) as running:
-        running.wait_for("count(up == 1)", NUM_PROCESSES)
+        running.wait_for("count(up == 1)", sum(processes(service)))
         yield running
 
 
@@ -118,6 +122,8 @@ def test_values_are_what_the_client_counted(service: Service, server: Prometheus
 def test_each_target_is_one_process(service: Service, server: Prometheus) -> None:
     groups = httpx.get(f"{service.url}/metrics/targets", trust_env=False).json()
     targets = [target for group in groups for target in group["targets"]]
-    assert len(targets) == len(set(targets)) == NUM_PROCESSES
-    assert server.values('count(up{job="brimful"} == 1)') == [float(NUM_PROCESSES)]
-    assert len(server.query("brimful_max_num_seqs")) == NUM_PROCESSES - 1
+    num_replicas, num_ingresses = processes(service)
+    assert len(targets) == len(set(targets)) == num_replicas + num_ingresses
+    assert server.values('count(up{job="brimful"} == 1)') == [float(num_replicas + num_ingresses)]
+    assert len(server.query("brimful_max_num_seqs")) == num_replicas
+    assert len(server.query("brimful_http_requests_in_flight")) == num_ingresses
