@@ -25,8 +25,9 @@ class StepLayout:
     """Where every row's tokens, context and blocks are; what an attention backend prepares a step from.
 
     Per row: `starts` (first position of the chunk), `num_tokens`, `offsets` (its first token in the flat step),
-    `context_lens` (starts + num_tokens), `block_tables` (only the blocks of that context). `slots` [T]: the pool's
-    slot of each flat token. `fresh_blocks`: blocks that this step enters first and doesn't fill.
+    `context_lens` (starts + num_tokens), `block_tables` (only the blocks of that context). Per flat token [T]: its slot
+    as `slot_blocks` and `slot_places` (place within the block). `fresh_blocks`: blocks that this step enters first and
+    doesn't fill.
     """
 
     block_size: int
@@ -35,7 +36,8 @@ class StepLayout:
     offsets: IntArray
     context_lens: IntArray
     block_tables: list[list[int]]
-    slots: Tensor
+    slot_blocks: Tensor
+    slot_places: Tensor
     fresh_blocks: Tensor
 
 
@@ -73,7 +75,8 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         offsets=offsets,
         context_lens=context_lens,
         block_tables=tables,
-        slots=_tensor(_slots(positions, rows, tables, block_size), device),
+        slot_blocks=_tensor(_slot_blocks(positions, rows, tables, block_size), device),
+        slot_places=_tensor(positions % block_size, device),
         fresh_blocks=_tensor(_fresh_blocks(starts, context_lens, tables, block_size), device),
     )
     return StepInputs(
@@ -96,13 +99,12 @@ def _used_tables(block_tables: list[list[int]], context_lens: IntArray, block_si
     return tables
 
 
-def _slots(positions: IntArray, rows: IntArray, tables: list[list[int]], block_size: int) -> IntArray:
+def _slot_blocks(positions: IntArray, rows: IntArray, tables: list[list[int]], block_size: int) -> IntArray:
     widths = np.array([len(table) for table in tables], dtype=np.int64)
     flat = np.array([block for table in tables for block in table], dtype=np.int64)
     first = np.cumsum(widths) - widths
-    blocks = flat[first[rows] + positions // block_size]
-    slots: IntArray = blocks * block_size + positions % block_size
-    return slots
+    blocks: IntArray = flat[first[rows] + positions // block_size]
+    return blocks
 
 
 def _fresh_blocks(starts: IntArray, context_lens: IntArray, tables: list[list[int]], block_size: int) -> IntArray:

@@ -27,13 +27,13 @@ _CPU_MEMORY_SHARE = 0.25
 
 
 class KVCache:
-    """Blocks of all layers on one device, zero at first."""
+    """Blocks of all layers on one device; what they hold before they are written is arbitrary, non-finite included."""
 
     def __init__(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def allocate(layer: LayerShape, size: int) -> Tensor:
-            return torch.zeros(num_blocks, layer.num_kv_heads, block_size, size, dtype=dtype, device=device)
+            return torch.empty(num_blocks, layer.num_kv_heads, block_size, size, dtype=dtype, device=device)
 
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -42,12 +42,10 @@ class KVCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor, layout: StepLayout) -> None:
         """Put `key` [kv_heads, T, D] and `value` [kv_heads, T, Dv] into the step's slots."""
-        blocks = torch.div(layout.slots, self.block_size, rounding_mode="floor")
-        places = layout.slots - blocks * self.block_size
         for cache, new in ((self.keys[layer], key), (self.values[layer], value)):
             if layout.fresh_blocks.numel():
                 cache.index_fill_(0, layout.fresh_blocks, 0.0)
-            cache[blocks, :, places] = new.transpose(0, 1).to(cache.dtype)
+            cache[layout.slot_blocks, :, layout.slot_places] = new.transpose(0, 1).to(cache.dtype)
 
     def release(self) -> None:
         """Give the memory back; the cache is unusable afterwards."""

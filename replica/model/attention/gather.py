@@ -1,8 +1,8 @@
 """Attention over gathered blocks with PyTorch's fused kernel: any device, and the default on the CPU.
 
-Rows with one token (decodes) are computed together: they are grouped by how many blocks they need, rounded up to a
-power of two, so that padding is bounded by half; each group's blocks are gathered by one `index_select` and attended
-in one call, all query heads of a KV head as its queries. Rows with more tokens (prefill chunks) are computed one by
+Rows with one token (decodes) are computed together: they are grouped by how many blocks they need, rounded up so
+that padding is at most a quarter; each group's blocks are gathered by one `index_select` and attended in one call, all
+query heads of a KV head as its queries. Rows with more tokens (prefill chunks) are computed one by
 one; a chunk that starts its sequence needs no gather at all. With a window only the blocks inside it are gathered.
 """
 
@@ -31,21 +31,22 @@ class GatherBackend:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Rows with one token each: their flat places [R], padded block tables [R, N], mask [R, 1, 1, N * block_size]."""
+    """Rows with one token each: their flat places [R], where their blocks lie (see `_gather_index`), their mask
+    [R, 1, 1, keys]."""
 
     places: Tensor
-    tables: Tensor
+    index: Tensor
     mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One row with several tokens: flat places [first, last), the blocks it sees, and its mask [Q, K] or None when it
-    is plainly causal from position 0. `num_keys`: keys that lie in those blocks."""
+    """One row with several tokens: flat places [first, last), where the blocks lie that it sees, and its mask [Q, K] or
+    None when it is plainly causal from position 0. `num_keys`: keys that lie in those blocks."""
 
     first: int
     last: int
-    blocks: Tensor
+    index: Tensor
     num_keys: int
     mask: Tensor | None
 
@@ -54,12 +55,12 @@ class _GatherStep:
     def __init__(self, layout: StepLayout, cache: KVCache) -> None:
         self._layout = layout
         self._cache = cache
-        self._device = layout.slots.device
-        self._views: dict[int | None, tuple[list[_DecodeGroup], list[_Chunk]]] = {}
+        self._device = layout.slot_blocks.device
+        self._views: dict[tuple[int | None, int], tuple[list[_DecodeGroup], list[_Chunk]]] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         self._cache.write(call.layer, call.key, call.value, self._layout)
-        groups, chunks = self._view(call.window)
+        groups, chunks = self._view(call.window, call.key.shape[0])
         num_tokens = call.query.shape[1]
         out = call.query.new_empty(num_tokens, call.query.shape[0], call.value.shape[-1])
         for group in groups:
@@ -72,8 +73,8 @@ class _GatherStep:
         num_kv_heads = call.key.shape[0]
         query = call.query[:, group.places].transpose(0, 1)
         query = query.reshape(len(group.places), num_kv_heads, -1, query.shape[-1])
-        key = _gather(self._cache.keys[call.layer], group.tables)
-        value = _gather(self._cache.values[call.layer], group.tables)
+        key = _gather(self._cache.keys[call.layer], group.index)
+        value = _gather(self._cache.values[call.layer], group.index)
         if call.softcap is None and call.sinks is None:
             bias = group.mask.to(query.dtype)
             out = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=call.scaling)
@@ -89,9 +90,8 @@ class _GatherStep:
         if chunk.mask is None:
             key, value = call.key[:, chunk.first : chunk.last], call.value[:, chunk.first : chunk.last]
         else:
-            tables = chunk.blocks[None]
-            key = _gather(self._cache.keys[call.layer], tables)[0, :, : chunk.num_keys]
-            value = _gather(self._cache.values[call.layer], tables)[0, :, : chunk.num_keys]
+            key = _gather(self._cache.keys[call.layer], chunk.index)[0, :, : chunk.num_keys]
+            value = _gather(self._cache.values[call.layer], chunk.index)[0, :, : chunk.num_keys]
         if call.softcap is not None or call.sinks is not None:
             num_queries = chunk.last - chunk.first
             mask = _causal_mask(num_queries, num_queries, 0, None, self._device) if chunk.mask is None else chunk.mask
@@ -109,21 +109,23 @@ class _GatherStep:
             )
         return out.flatten(0, 1).transpose(0, 1)
 
-    def _view(self, window: int | None) -> tuple[list[_DecodeGroup], list[_Chunk]]:
-        """Groups and chunks as layers with this window see them: made once a step, shared by those layers."""
-        if window not in self._views:
+    def _view(self, window: int | None, num_kv_heads: int) -> tuple[list[_DecodeGroup], list[_Chunk]]:
+        """Groups and chunks as layers of this kind see them: made once a step, shared by those layers."""
+        kind = window, num_kv_heads
+        if kind not in self._views:
             single = self._layout.num_tokens == 1
-            decodes = self._decode_groups(np.flatnonzero(single), window)
-            self._views[window] = decodes, [self._chunk(int(row), window) for row in np.flatnonzero(~single)]
-        return self._views[window]
+            decodes = self._decode_groups(np.flatnonzero(single), window, num_kv_heads)
+            chunks = [self._chunk(int(row), window, num_kv_heads) for row in np.flatnonzero(~single)]
+            self._views[kind] = decodes, chunks
+        return self._views[kind]
 
-    def _decode_groups(self, rows: IntArray, window: int | None) -> list[_DecodeGroup]:
+    def _decode_groups(self, rows: IntArray, window: int | None, num_kv_heads: int) -> list[_DecodeGroup]:
         layout, size = self._layout, self._layout.block_size
         contexts = layout.context_lens[rows]
         lowest = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
         skipped = lowest // size
         widths = np.maximum(-(-contexts // size) - skipped, 1)
-        padded = 1 << np.ceil(np.log2(widths)).astype(np.int64)
+        padded = _round_up(widths)
         groups = []
         for width in np.unique(padded):
             members = np.flatnonzero(padded == width)
@@ -139,13 +141,13 @@ class _GatherStep:
             groups.append(
                 _DecodeGroup(
                     places=torch.from_numpy(layout.offsets[rows[members]]).to(self._device),
-                    tables=torch.from_numpy(tables).to(self._device),
+                    index=_gather_index(tables, num_kv_heads).to(self._device),
                     mask=torch.from_numpy(bias).to(self._device),
                 )
             )
         return groups
 
-    def _chunk(self, row: int, window: int | None) -> _Chunk:
+    def _chunk(self, row: int, window: int | None, num_kv_heads: int) -> _Chunk:
         layout, size = self._layout, self._layout.block_size
         start, context, first = int(layout.starts[row]), int(layout.context_lens[row]), int(layout.offsets[row])
         lowest = 0 if window is None else max(start - window + 1, 0)
@@ -155,19 +157,31 @@ class _GatherStep:
         return _Chunk(
             first=first,
             last=first + num_queries,
-            blocks=torch.tensor(layout.block_tables[row][skipped:], device=self._device),
+            index=_gather_index(np.array([layout.block_tables[row][skipped:]]), num_kv_heads).to(self._device),
             num_keys=num_keys,
             mask=None if plain else _causal_mask(num_queries, num_keys, num_keys - num_queries, window, self._device),
         )
 
 
-def _gather(cache: Tensor, tables: Tensor) -> Tensor:
-    """Blocks [R, N] of a cache [blocks, kv_heads, block_size, D] as [R, kv_heads, N * block_size, D], in one copy."""
-    num_kv_heads, size, width = cache.shape[1:]
-    rows, blocks = tables.shape
-    heads = torch.arange(num_kv_heads, device=tables.device)
-    index = tables[:, None, :] * num_kv_heads + heads[None, :, None]
-    return cache.flatten(0, 1)[index.flatten()].view(rows, num_kv_heads, blocks * size, width)
+def _round_up(widths: IntArray) -> IntArray:
+    """1, 2, 3, 4, then four steps to every doubling: 5, 6, 7, 8, 10, 12, 14, 16, 20, ..."""
+    step = np.maximum(1 << np.ceil(np.log2(widths)).astype(np.int64) >> 3, 1)
+    rounded: IntArray = -(-widths // step) * step
+    return rounded
+
+
+def _gather_index(tables: IntArray, num_kv_heads: int) -> Tensor:
+    """Where the blocks [R, N] of every head lie in a cache seen as [blocks * kv_heads, ...]: [R, kv_heads, N]."""
+    return torch.from_numpy(tables[:, None, :] * num_kv_heads + np.arange(num_kv_heads)[None, :, None])
+
+
+def _gather(cache: Tensor, index: Tensor) -> Tensor:
+    """The blocks at `index` [R, kv_heads, N] as [R, kv_heads, N * block_size, D]. One copy, by whole blocks: indexing
+    with brackets copies element by element and takes eight times as long on the CPU."""
+    rows, num_kv_heads, num_blocks = index.shape
+    _, _, size, width = cache.shape
+    picked = cache.view(-1, size * width).index_select(0, index.flatten())
+    return picked.view(rows, num_kv_heads, num_blocks * size, width)
 
 
 def _causal_mask(num_queries: int, num_keys: int, lead: int, window: int | None, device: torch.device) -> Tensor:

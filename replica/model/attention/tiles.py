@@ -29,7 +29,7 @@ class _TileStep:
     def __init__(self, layout: StepLayout, cache: KVCache) -> None:
         self._layout = layout
         self._cache = cache
-        device = layout.slots.device
+        device = layout.slot_blocks.device
         width = max(len(table) for table in layout.block_tables)
         # A row without a block in some pass reads its own first one, masked.
         tables = [table + [table[0]] * (width - len(table)) for table in layout.block_tables]

@@ -20,7 +20,8 @@ def test_the_example_of_the_docstring() -> None:
     inputs = _inputs(Row(0, 41, [5], [0] * 10 + [18]), Row(1, 6, [1, 2, 3, 4], [9, 3, 10]))
     assert inputs.token_ids.tolist() == [5, 1, 2, 3, 4]
     assert inputs.positions.tolist() == [41, 6, 7, 8, 9]
-    assert inputs.layout.slots.tolist() == [73, 14, 15, 40, 41]
+    slots = inputs.layout.slot_blocks * 4 + inputs.layout.slot_places
+    assert slots.tolist() == [73, 14, 15, 40, 41]
     assert inputs.logits_rows.tolist() == [0, 4]
     assert inputs.layout.offsets.tolist() == [0, 1]
     assert inputs.layout.context_lens.tolist() == [42, 10]
