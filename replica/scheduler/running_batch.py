@@ -14,7 +14,7 @@ _by_arrival = attrgetter("arrival")
 class RunningBatch:
     """`running`: may be planned, oldest arrival first. `ending`: their last token is in flight; they hold blocks, but
     their place and lane are free already. `left`: lanes given back that no plan has told the model about yet.
-    `version` changes whenever a sequence's stay, lane or block table (as an object) may have."""
+    `version` changes when a sequence joins, takes a lane or runs again: equal rows are then not the same rows."""
 
     def __init__(self, num_lanes: int) -> None:
         self.running: list[Sequence] = []
@@ -42,7 +42,6 @@ class RunningBatch:
 
     def remove(self, leaving: list[Sequence]) -> None:
         """These leave the batch (their new status is the caller's to set)."""
-        self.version += bool(leaving)
         still_running = [seq for seq in leaving if self.ending.pop(seq.seq_id, None) is None]
         self._drop(still_running)
         for seq in still_running:
