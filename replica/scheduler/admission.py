@@ -64,6 +64,8 @@ def _next_entry(state: SchedulerState, draft: StepDraft, now_s: float) -> tuple[
     `max_prefill_skip_s`. A head that waits for KV space stops all behind it, but for the bounded bypass.
     """
     queue = state.waiting
+    if state.config.batching == "static" and not state.refilling:
+        return _member_that_returns(state, draft)
     parked = queue.first_parked()
     while (seq := _earlier(parked, queue.first())) is not None:
         offer = examine(state, draft, seq)
@@ -80,14 +82,21 @@ def _next_entry(state: SchedulerState, draft: StepDraft, now_s: float) -> tuple[
     return None
 
 
+def _member_that_returns(state: SchedulerState, draft: StepDraft) -> tuple[Sequence, Offer] | _Blocked | None:
+    """A fixed batch takes back its own preempted members, whoever waits before them, and nobody else."""
+    member = min(state.waiting.returned.values(), key=lambda seq: seq.queue_key, default=None)
+    if member is None:
+        return "seqs" if len(state.waiting) else None
+    offer = examine(state, draft, member)
+    return (member, offer) if isinstance(offer, Offer) else offer
+
+
 def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | _Blocked:
     """How `seq` could enter now, or what stops it. Changes nothing."""
     config = state.config
     if draft.preempted or state.admit_nobody or seq.tokens[-1] == PENDING_TOKEN:
         return "preempted"  # in this step; or a moment ago, and its last token isn't known before the coming commit
     if len(state.batch.running) >= config.max_num_seqs:
-        return "seqs"
-    if config.batching == "static" and not state.refilling and not seq.num_preemptions:
         return "seqs"
     if draft.budget <= 0:
         return "budget"

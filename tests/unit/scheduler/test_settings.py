@@ -303,6 +303,19 @@ def test_a_preempted_member_of_a_static_batch_comes_back_into_it() -> None:
     w.check_outputs()
 
 
+def test_a_preempted_member_of_a_static_batch_comes_back_before_a_more_important_stranger() -> None:
+    w = world(max_num_seqs=2, batching="static", policy="priority")
+    for _ in range(2):
+        w.add(request([5], 9, ignore_eos=True))
+    w.step()
+    w.add(request([5], 9, priority=-9))
+    w.scheduler.preempt_newest()
+    w.step()
+    assert joined(w.step()) == [1]
+    w.drain()
+    w.check_outputs()
+
+
 @pytest.mark.parametrize(
     ("name", "start", "lower", "higher"),
     [
