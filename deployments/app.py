@@ -27,6 +27,8 @@ BACKOFF_S = {"initial_backoff_s": 0.01, "max_backoff_s": 0.05}
 ROUTING_STATS_PERIOD_S = 1.0
 # On top of the drain limit: closing the engine and its process.
 SHUTDOWN_MARGIN_S = 5.0
+# An ingress outlives its replicas, so that streams which the drain limit cuts off get their error event.
+INGRESS_MARGIN_S = 10.0
 
 
 def build(args: dict[str, Any] | AppConfig) -> serve.Application:
@@ -38,7 +40,7 @@ def build(args: dict[str, Any] | AppConfig) -> serve.Application:
         name="ingress",
         num_replicas=config.ingress.num_replicas,
         ray_actor_options={"num_cpus": 0},
-        **_life_cycle(config),
+        **_life_cycle(config, INGRESS_MARGIN_S),
     )(serve.ingress()(Ingress))
     return ingress.bind(config, machine, *replicas)
 
@@ -59,18 +61,18 @@ def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: M
         num_replicas=model.replicas,
         ray_actor_options=model.ray_resources(machine, config.num_model_replicas),
         request_router_config=RequestRouterConfig(**routing),
-        **_life_cycle(config),
+        **_life_cycle(config, SHUTDOWN_MARGIN_S),
     )(ReplicaDeployment)
     return deployment.bind(engine, model.name, config.metrics_host, config.metrics_ports)
 
 
-def _life_cycle(config: AppConfig) -> dict[str, Any]:
+def _life_cycle(config: AppConfig, shutdown_margin_s: float) -> dict[str, Any]:
     return {
         "max_ongoing_requests": UNBOUNDED,
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": config.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        "graceful_shutdown_timeout_s": config.drain_timeout_s + shutdown_margin_s,
     }
 
 

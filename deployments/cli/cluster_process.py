@@ -28,6 +28,8 @@ from deployments.cli.run_folder import RunFolder
 from replica.errors import StartupError
 
 POLL_S = 0.25
+# Beyond the drain limit: Serve stops the replicas, then the ingress, which tells the clients of cut streams.
+LAST_STREAMS_S = 15.0
 OBJECT_STORE_BYTES = 200 * 2**20
 # How an error of our tree ends a traceback that Serve reports as text.
 _OUR_ERROR = re.compile(
@@ -149,7 +151,7 @@ class ClusterProcess:
             return
         from deployments.app import APP_NAME
 
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s + 10.0
+        deadline_s = time.monotonic() + self._settings.drain_timeout_s + LAST_STREAMS_S
         if APP_NAME in serve.status().applications:
             serve.delete(APP_NAME, _blocking=False)
             while APP_NAME in serve.status().applications and time.monotonic() < deadline_s:

@@ -52,7 +52,7 @@ class Machine:
 
     def leftovers(self) -> list[str]:
         """What a run left: processes, temporary files, and Ray's folder in the home folder (its token is there)."""
-        found = [f"process {process.pid}: {process.name()}" for process in self.processes()]
+        found = [f"process {process.pid}: {command_of(process)}" for process in self.processes()]
         found += [str(path) for path in self.temporary.iterdir()]
         return found + [str(path) for path in self.home.glob(".ray")]
 
@@ -105,6 +105,13 @@ def environ_of(process: psutil.Process) -> bytes:
         return b""
 
 
+def command_of(process: psutil.Process) -> str:
+    try:
+        return Path("/proc", str(process.pid), "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return "(gone)"
+
+
 def wait_for(holds: Callable[[], bool], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while not holds():
@@ -131,6 +138,7 @@ def serve(machine: Machine, tmp_path: Path, free_port: int) -> Iterator[Callable
     for one in started:
         one.process.kill()
         one.process.wait()
+    wait_for(lambda: machine.processes() == [], STOP_LIMIT_S)
 
 
 def test_a_first_start_fetches_the_model_answers_and_leaves_nothing_after_ctrl_c(
@@ -169,9 +177,9 @@ def test_a_later_start_takes_the_prepared_model_and_the_printed_curl_answers(
 
 
 def test_a_stream_that_is_open_at_ctrl_c_is_finished(machine: Machine, serve: Callable[..., Serve]) -> None:
-    service = serve()
+    service = serve("--drain-timeout-s", "240")
     service.until("Ctrl-C drains and stops")
-    body = {"model": "embedded", "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body = {"model": "embedded", "prompt": "Once", "max_tokens": 40, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=120, trust_env=False) as answer:
         lines = answer.iter_lines()
         first = next(lines)
@@ -179,6 +187,22 @@ def test_a_stream_that_is_open_at_ctrl_c_is_finished(machine: Machine, serve: Ca
         events = [line for line in (first, *lines) if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert service.process.wait(STOP_LIMIT_S) == 0
+    assert machine.leftovers() == []
+
+
+def test_a_stream_that_outlasts_the_drain_limit_ends_in_an_error_event(
+    machine: Machine, serve: Callable[..., Serve]
+) -> None:
+    service = serve("--drain-timeout-s", "0")
+    service.until("Ctrl-C drains and stops")
+    body = {"model": "embedded", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{service.url}/v1/completions", json=body, timeout=120, trust_env=False) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        service.process.send_signal(signal.SIGINT)
+        events = [line for line in (first, *lines) if line.startswith("data: ")]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["type"] == "server_error"
     assert service.process.wait(STOP_LIMIT_S) == 0
     assert machine.leftovers() == []
 
@@ -211,7 +235,7 @@ def test_a_replica_that_cannot_start_says_why_in_one_line(machine: Machine, serv
     assert service.process.wait(START_LIMIT_S) == 2
     line = service.err.read_text()
     assert line.count("\n") == 1
-    assert "kv_cache_memory_bytes" in line
+    assert line.startswith("error: no room for the KV cache: ")
     assert machine.leftovers() == []
 
 
