@@ -20,3 +20,8 @@ def world(num_blocks: int = 100, block_size: int = 4, *, max_model_len: int = 10
 def chunks(plan: StepPlan | None) -> dict[int, int]:
     assert plan is not None
     return dict(zip(plan.seq_ids, plan.num_tokens, strict=True))
+
+
+def joined(plan: StepPlan | None) -> list[int]:
+    assert plan is not None
+    return [j.seq_id for j in plan.joined]
