@@ -22,6 +22,7 @@ class CacheChanges:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, OrderedDict[bytes, bool]] = OrderedDict()
+        self._num_told = 0
 
     def take(self, report: LoadReport) -> LoadReport:
         """Keeps a new report's changes for all readers and returns it without them."""
@@ -35,7 +36,10 @@ class CacheChanges:
         return replace(report, block_hashes_added=(), block_hashes_evicted=())
 
     def for_reader(self, reader: str, report: LoadReport) -> LoadReport:
-        """The report with all changes that this reader hasn't been told yet."""
+        """The report with all changes that this reader hasn't been told yet, as a numbered batch.
+
+        Messages of a reader's streams may overtake each other: the number tells which batch is the later one.
+        """
         waiting = self._waiting.setdefault(reader, OrderedDict())
         self._waiting.move_to_end(reader)
         if len(self._waiting) > _MAX_READERS:
@@ -45,4 +49,7 @@ class CacheChanges:
         added = tuple(block_hash for block_hash, is_held in waiting.items() if is_held)
         evicted = tuple(block_hash for block_hash, is_held in waiting.items() if not is_held)
         waiting.clear()
-        return replace(report, block_hashes_added=added, block_hashes_evicted=evicted)
+        self._num_told += 1
+        return replace(
+            report, block_hashes_added=added, block_hashes_evicted=evicted, block_hashes_number=self._num_told
+        )

@@ -107,7 +107,9 @@ class LoadReport:
     `epoch` names one life of the replica (a restart has another), `number` grows by one a report, `made_at_s` is
     the replica's monotonic clock. Blocks: total = free + cached + held; cached ones are free to take but still hold
     a prefix. Rates are measured by the engine over its last steps (0 = not known yet). `block_hashes_*`: what the
-    prefix cache gained and lost since the last message to a stream of the same lease.
+    prefix cache gained and lost since the last message to a stream of the same lease; `block_hashes_number` orders
+    such batches of changes, later ones have higher numbers (0: no changes). It is apart from `number` because messages
+    of one step share a report, but only one of them carries the changes.
     """
 
     replica_id: str
@@ -129,6 +131,7 @@ class LoadReport:
     draining: bool = False
     block_hashes_added: tuple[bytes, ...] = field(default=())
     block_hashes_evicted: tuple[bytes, ...] = field(default=())
+    block_hashes_number: int = 0
 
     @property
     def kv_usage_ratio(self) -> float:

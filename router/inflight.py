@@ -114,7 +114,10 @@ class InflightLedger:
                 self._move(request_id, entry, replica_id)
 
     def accepted(self, request_id: str, replica_id: str, report: LoadReport | None, now: float) -> None:
-        """The first message of its stream came, with `report` on it: reports made from now on include the request."""
+        """The first message of its stream came, with `report` on it: reports made from now on include the request.
+
+        Later messages may be told too: they say that the request is alive.
+        """
         with self._lock:
             entry = self._entries.get(request_id)
             if entry is None:
@@ -130,13 +133,6 @@ class InflightLedger:
                 self._settle(request_id, entry)
             else:
                 self._accepted.setdefault(replica_id, set()).add(request_id)
-
-    def heard(self, request_id: str, now: float) -> None:
-        """A later message of its stream came: the request is alive."""
-        with self._lock:
-            entry = self._entries.get(request_id)
-            if entry is not None:
-                entry.heard_at_s = now
 
     def reported(self, report: LoadReport) -> None:
         """A report came that is newer than all before it from that replica (`ReplicaViews` tells)."""

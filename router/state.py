@@ -16,6 +16,7 @@ from router.config import RouterConfig
 from router.inflight import NOTHING, InflightLedger
 from router.load import load_of
 from router.policy import build_policy
+from router.prefix_changes import PrefixChanges
 from router.prefix_index import PrefixIndex
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
@@ -34,7 +35,8 @@ the best of 56 drawn is about as good as the best of 1,000, and a decision costs
 class RouterState:
     """Thread-safe. `clock` is monotonic seconds; `rng` breaks ties.
 
-    `attach` gives it a registry that has `ROUTER_METRICS`; without one it counts nothing.
+    `attach` gives it a registry that has `ROUTER_METRICS`; without one it counts nothing. `uses_prefixes` says whether
+    prompts' block hashes decide anything: if not, nobody need compute them, and none are learned.
     """
 
     def __init__(
@@ -83,12 +85,12 @@ class RouterState:
         with self._deciding:
             now = self._clock()
             self._expire(now)
-            matched = self.index.match(request.block_hashes)
+            matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
             if len(candidates) > MAX_SCORED:
                 candidates = self._sample(candidates, matched)
             decision = self.policy.decide(request, self._see(candidates, matched, now), now)
             self.ledger.sent(request, decision.replica_id, now)
-        if request.block_hashes:
+        if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._count(decision, time.perf_counter() - started_s)
         return decision
@@ -131,16 +133,19 @@ class RouterState:
         self.ledger.accepted(request_id, replica_id, report, self._clock())
 
     def observe(self, report: LoadReport) -> None:
-        """A load report came, by whatever way. Old ones and those of dead replicas are ignored."""
+        """A load report came, by whatever way. Those of dead replicas and lives that are over are ignored; of an old
+        one only its changes of the prefix cache count."""
         if self._live is not None and report.replica_id not in self._live:
             return
-        if not self.views.observe(report, self._clock()):
-            return
-        self.ledger.reported(report)
-        if report.block_hashes_evicted:
-            self.index.unlearn(report.replica_id, report.block_hashes_evicted)
-        if report.block_hashes_added:
-            self.index.learn(report.replica_id, report.block_hashes_added)
+        before = self.views.seen(report.replica_id)
+        if self.views.observe(report, self._clock()):
+            self.ledger.reported(report)
+            if before is not None and before.report.epoch != report.epoch:
+                self.prefix_changes.forget(report.replica_id)
+        elif before is None or before.report.epoch != report.epoch:
+            return  # of a life that is over
+        if self.uses_prefixes:
+            self.prefix_changes.apply(report)
 
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""
@@ -151,11 +156,6 @@ class RouterState:
     def reports(self) -> list[LoadReport]:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
-
-    def see(self, request: RouteRequest, replica_ids: Sequence[str]) -> list[ReplicaView]:
-        """The views on which a decision for `request` would be made now."""
-        with self._deciding:
-            return self._see(replica_ids, self.index.match(request.block_hashes), self._clock())
 
     def _see(self, replica_ids: Sequence[str], matched: dict[str, int], now: float) -> list[ReplicaView]:
         self._refresh(replica_ids)
@@ -189,11 +189,13 @@ class RouterState:
 
     def _build(self, config: RouterConfig) -> None:
         self.config = config
+        self.uses_prefixes = config.all_weights["prefix_affinity"] > 0
         self.policy = build_policy(config, self._rng)
         self.ledger = InflightLedger(
             expected_output_tokens=config.expected_output_tokens, expire_after_s=config.expire_after_s
         )
         self.index = PrefixIndex(config.max_prefix_blocks)
+        self.prefix_changes = PrefixChanges(self.index)
         self._known = {}
         self._start_counters()
 
@@ -209,7 +211,7 @@ class RouterState:
     def _forget(self, replica_id: str) -> None:
         self.views.forget(replica_id)
         self.ledger.forget(replica_id)
-        self.index.forget(replica_id)
+        self.prefix_changes.forget(replica_id)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_s:

@@ -77,11 +77,6 @@ class ReplicaViews:
             changed, self._changed = self._changed, set()
             return changed
 
-    def age_s(self, replica_id: str, now: float) -> float:
-        """How long ago the replica's newest report arrived; infinite when there is none."""
-        seen = self.seen(replica_id)
-        return now - seen.arrived_at_s if seen is not None else float("inf")
-
     def forget(self, replica_id: str) -> None:
         with self._lock:
             if self._replicas.pop(replica_id, None) is not None:

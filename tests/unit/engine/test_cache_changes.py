@@ -13,19 +13,19 @@ from tests.fake_replica import FakeFactory, answer, request_of, running, small_c
 REPORT = LoadReport("r", "e", 1, 0.0, 0, 0, 0, 0, 8, 8, 0, 4, 4, 16)
 
 
-def changed(added: tuple[bytes, ...] = (), evicted: tuple[bytes, ...] = ()) -> LoadReport:
-    return replace(REPORT, block_hashes_added=added, block_hashes_evicted=evicted)
+def changed(added: tuple[bytes, ...] = (), evicted: tuple[bytes, ...] = (), number: int = 0) -> LoadReport:
+    return replace(REPORT, block_hashes_added=added, block_hashes_evicted=evicted, block_hashes_number=number)
 
 
-def test_a_reader_that_missed_reports_is_told_the_net_of_them_and_only_once() -> None:
+def test_a_reader_that_missed_reports_is_told_the_net_of_them_once_in_a_numbered_batch() -> None:
     changes = CacheChanges()
     for reader in ("one", "two"):
         assert changes.for_reader(reader, REPORT) == REPORT
     assert changes.take(changed(added=(b"a", b"b"))) == REPORT
-    assert changes.for_reader("one", REPORT) == changed(added=(b"a", b"b"))
+    assert changes.for_reader("one", REPORT) == changed(added=(b"a", b"b"), number=1)
     changes.take(changed(added=(b"c",), evicted=(b"a",)))
-    assert changes.for_reader("two", REPORT) == changed(added=(b"b", b"c"), evicted=(b"a",))
-    assert changes.for_reader("one", REPORT) == changed(added=(b"c",), evicted=(b"a",))
+    assert changes.for_reader("two", REPORT) == changed(added=(b"b", b"c"), evicted=(b"a",), number=2)
+    assert changes.for_reader("one", REPORT) == changed(added=(b"c",), evicted=(b"a",), number=3)
     assert changes.for_reader("one", REPORT) == changes.for_reader("two", REPORT) == REPORT
 
 
@@ -33,7 +33,7 @@ def test_a_block_evicted_and_filled_again_is_held() -> None:
     changes = CacheChanges()
     changes.for_reader("one", REPORT)
     changes.take(changed(added=(b"a",), evicted=(b"a",)))
-    assert changes.for_reader("one", REPORT) == changed(added=(b"a",))
+    assert changes.for_reader("one", REPORT) == changed(added=(b"a",), number=1)
 
 
 def test_what_waits_for_silent_readers_is_bounded() -> None:

@@ -8,6 +8,7 @@ from replica.metrics import Metrics
 from replica.request import StreamMessage
 from router.config import RouterConfig
 from router.inflight import LedgerCounts
+from router.load import load_of
 from router.metrics import ROUTER_METRICS
 from router.state import RouterState, state_for
 from tests.unit.router.loads import report, request
@@ -53,8 +54,8 @@ def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
     assert state.ledger.counts() == {winner: (1, 0, 0, 0)}
-    view = next(v for v in state.see(request("s"), ["a", "b", "c"]) if v.load.replica_id == winner)
-    assert (view.load.num_outstanding, view.load.num_waiting) == (1, 0)
+    load = load_of(winner, state.views.seen(winner), state.ledger.counts_of(winner))
+    assert (load.num_outstanding, load.num_waiting) == (1, 0)
     state.ended("r")
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
 
@@ -67,9 +68,13 @@ def test_excluded_replicas_are_left_out_unless_that_leaves_nobody(state: RouterS
 
 
 def test_a_view_turns_stale_with_time_and_fresh_with_news(state: RouterState, clock: Clock) -> None:
+    state.observe(report("b", number=2, num_running=20))
+    assert state.choose(request("r"), ["a", "b"]).replica_id == "a"
     clock.now_s += 5.1
-    state.observe(report("b", number=2))
-    assert [view.is_stale for view in state.see(request(), ["a", "b", "new"])] == [True, False, True]
+    state.observe(report("b", number=3, num_running=20))
+    assert state.choose(request("s"), ["a", "b"]).replica_id == "b"
+    state.observe(report("a", number=2))
+    assert state.choose(request("t"), ["a", "b"]).replica_id == "a"
 
 
 def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state: RouterState) -> None:
@@ -105,6 +110,32 @@ def test_what_was_sent_and_reported_makes_the_prefix_favourite(state: RouterStat
     state.observe(report("c", number=2, block_hashes_added=CHAIN))
     decision = state.choose(request("t", block_hashes=CHAIN), ["a", "b", "c"])
     assert (decision.replica_id, decision.reason) == ("c", "prefix_affinity")
+
+
+@pytest.mark.parametrize("bare_number", [5, 6], ids=["of the same step", "of a later step"])
+def test_changes_count_although_a_message_without_them_came_first(state: RouterState, bare_number: int) -> None:
+    state.observe(report("c", number=bare_number))
+    state.observe(report("c", number=5, block_hashes_added=CHAIN, block_hashes_number=1))
+    assert state.index.match(CHAIN) == {"c": 4}
+    assert state.views.newest()["c"].report.number == bare_number
+
+
+def test_a_life_that_is_over_changes_nothing_and_its_cache_is_forgotten(state: RouterState) -> None:
+    state.observe(report("c", number=2, block_hashes_added=CHAIN, block_hashes_number=7))
+    state.observe(report("c", epoch="life-2", number=0))
+    assert state.index.match(CHAIN) == {}
+    state.observe(report("c", number=3, block_hashes_added=CHAIN, block_hashes_number=8))
+    assert state.index.match(CHAIN) == {}
+    state.observe(report("c", epoch="life-2", number=0, block_hashes_added=CHAIN[:1], block_hashes_number=1))
+    assert state.index.match(CHAIN) == {"c": 1}
+
+
+def test_without_affinity_no_prefix_is_learned(clock: Clock) -> None:
+    state = RouterState(RouterConfig(weights={"prefix_affinity": 0.0}), clock=clock)
+    assert not state.uses_prefixes
+    state.observe(report("a", block_hashes_added=CHAIN, block_hashes_number=1))
+    state.choose(request("r", block_hashes=CHAIN), ["a", "b"])
+    assert len(state.index) == 0
 
 
 def test_silence_expires_and_is_counted(state: RouterState, clock: Clock) -> None:

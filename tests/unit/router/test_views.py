@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from router.views import ReplicaViews
@@ -34,14 +32,14 @@ def test_age_counts_from_the_last_news_not_from_the_last_copy() -> None:
     views = ReplicaViews()
     views.observe(report("a", number=1), 10.0)
     views.observe(report("a", number=1), 12.0)
-    assert views.age_s("a", 13.0) == 3.0
+    assert views.newest()["a"].arrived_at_s == 10.0
     views.observe(report("a", number=2), 13.5)
-    assert views.age_s("a", 14.0) == 0.5
+    assert views.newest()["a"].arrived_at_s == 13.5
 
 
-def test_a_forgotten_replica_has_no_age_and_no_past() -> None:
+def test_a_forgotten_replica_has_no_report_and_no_past() -> None:
     views = ReplicaViews()
     views.observe(report("a", epoch="e", number=9), 0.0)
     views.forget("a")
-    assert (views.age_s("a", 1.0), views.newest()) == (math.inf, {})
+    assert (views.seen("a"), views.newest()) == (None, {})
     assert views.observe(report("a", epoch="e", number=1), 1.0)
