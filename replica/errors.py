@@ -27,7 +27,7 @@ each `code` into an HTTP status; nothing else knows about HTTP.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class BrimfulError(Exception):
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(self.code, self.message, self.param, self.retry_after_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Constructors of subclasses differ: what is pickled after all (by Ray) is the plain data."""
+        return error_from_info, (self.info(),)
 
 
 class StartupError(BrimfulError):
