@@ -91,6 +91,14 @@ class BlockPool:
         assert self._ref_counts[block] > 0, "only held blocks can be named"
         self._named[block] = 1
 
+    def unname(self, block: int) -> None:
+        """This block left the prefix cache: its content is nobody's any more once nobody holds it."""
+        self._named[block] = 0
+        if block in self._cached_free:
+            del self._cached_free[block]
+            self._free.append(block)
+            self._poison([block])
+
     def is_named(self, block: int) -> bool:
         return bool(self._named[block])
 

@@ -65,5 +65,11 @@ class BlockTables:
         seq.num_hashed = full
         seq.hash_due = self._hash_due(seq)
 
+    def distrust(self, seq: Sequence) -> None:
+        """Nobody may start from KV of this sequence's context again. It failed, perhaps on non-finite values, which
+        show only where a row samples: blocks that it computed, or found in the cache, may have them for long."""
+        if self.cache is not None:
+            self.cache.drop(seq.hashes)
+
     def _hash_due(self, seq: Sequence) -> int:
         return (seq.num_hashed + 1) * self.block_size

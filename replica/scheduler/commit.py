@@ -26,6 +26,7 @@ def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now
             continue
         if row in failed or (samples and token < 0):
             ends[row] = (FinishReason.ERROR, None, failed.get(row, "step_failed"))
+            tables.distrust(seq)
             continue
         if seq.admission == admission:
             seq.num_computed = end

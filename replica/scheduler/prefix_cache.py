@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from replica.scheduler.block_pool import BlockPool
@@ -11,8 +11,9 @@ from replica.scheduler.block_pool import BlockPool
 class PrefixCache:
     """Names of blocks in a pool. One block has at most one name; the first block with a content keeps the name.
 
-    A name lives until its block is taken again. Changes since the last `take_changes` are netted (added and evicted
-    in between is no news), so what is kept of them is bounded by the number of blocks.
+    A name lives until its block is taken again, or until a sequence that used it fails. Changes since the last
+    `take_changes` are netted (added and evicted in between is no news), so what is kept of them is bounded by the
+    number of blocks.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -48,6 +49,14 @@ class PrefixCache:
             del self._evicted[content]
         else:
             self._added[content] = None
+
+    def drop(self, contents: Iterable[bytes]) -> None:
+        """Forget these contents, whoever holds their blocks: what a failed sequence read and wrote is under
+        suspicion."""
+        for content in contents:
+            if (block := self._block_of.get(content)) is not None:
+                self._forget(block)
+                self._pool.unname(block)
 
     def take_changes(self, limit: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Hashes added and evicted since they were last taken, at most `limit` of each; the rest stays for later."""

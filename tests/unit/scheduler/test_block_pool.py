@@ -119,3 +119,19 @@ def test_a_content_evicted_and_computed_again_is_no_news() -> None:
     (a,) = pool.take(1)
     cache.register(b"a", a)
     assert cache.take_changes(10) == ((), ())
+
+
+def test_dropped_contents_are_found_no_more_and_their_blocks_are_free_once_nobody_holds_them() -> None:
+    poisoned: list[int] = []
+    pool = BlockPool(3, on_poison=poisoned.extend)
+    cache, (a, b, c) = named(pool, b"a", b"b", b"c")
+    pool.release([a])
+    cache.take_changes(10)
+    cache.drop([b"a", b"b", b"unknown"])
+    cache.check()
+    pool.check([[b, c]])
+    assert cache.match(lambda i: (b"a", b"b")[i], 2) == []
+    assert (pool.num_cached_free, pool.num_free, poisoned) == (0, 1, [a])
+    pool.release([b])
+    assert (pool.num_cached_free, pool.num_free, poisoned) == (0, 2, [a, b])
+    assert cache.take_changes(10) == ((), (b"a", b"b"))
