@@ -30,8 +30,9 @@ class FakeStep:
 @dataclass(slots=True)
 class FakeModel:
     """`eos_ratio`: how often a token is EOS. Faults: a chunk with `poison_token` makes the step raise, a context with
-    `nan_token` has non-finite logits, every `oom_every`-th step runs out of memory. `late`: faults show in `result`,
-    not in `submit`. `last_tokens`: what each lane sampled last, which is what `PENDING_TOKEN` stands for."""
+    `nan_token` has non-finite logits (which show only where a row samples), every `oom_every`-th step runs out of
+    memory. `late`: faults show in `result`, not in `submit`. `samples`: what each lane sampled, by the number of the
+    draw: what `PENDING_TOKEN` stands for."""
 
     shape: ModelShape
     eos_ratio: float = 0.0
@@ -41,7 +42,7 @@ class FakeModel:
     late: bool = False
     num_submitted: int = 0
     closed: bool = False
-    last_tokens: dict[int, int] = field(init=False, default_factory=dict)
+    samples: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
     _slots: list[list[int | None]] = field(init=False)
     _lanes: dict[int, JoinedSequence] = field(init=False, default_factory=dict)
 
@@ -110,15 +111,16 @@ class FakeModel:
             chunk = plan.token_ids[offset : offset + num_tokens]
             offset += num_tokens
             context = self._write_and_read(plan, row, chunk)
-            failed.update({row: "non_finite_logits"} if self.nan_token in context else {})
+            if plan.samples[row] and self.nan_token in context:
+                failed[row] = "non_finite_logits"
             tokens.append(self._sample(plan, row, context) if plan.samples[row] else PENDING_TOKEN)
-        self.last_tokens.update({lane: t for lane, t in zip(plan.lanes, tokens, strict=True) if t >= 0})
+        self.samples.update(zip(zip(plan.lanes, plan.output_index, strict=True), tokens, strict=True))
         return StepResult(plan.step, tokens, failed)
 
     def _write_and_read(self, plan: StepPlan, row: int, chunk: list[int]) -> list[int]:
         table, start, size = plan.block_tables[row], plan.starts[row], self.shape.block_size
         for position, token in enumerate(chunk, start):
-            known = self.last_tokens[plan.lanes[row]] if token == PENDING_TOKEN else token
+            known = self.samples[plan.lanes[row], plan.output_index[row] - 1] if token == PENDING_TOKEN else token
             self._slots[table[position // size]][position % size] = known
         context = [self._slots[table[p // size]][p % size] for p in range(start + len(chunk))]
         read = [token for token in context if token is not None]

@@ -43,14 +43,15 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`token_ids`, `positions` [T]; `logits_rows` [L] as above. `pending` [P]: flat places whose token is the last
-    sample of the lanes in `pending_lanes` [P]."""
+    """`token_ids`, `positions` [T]; `logits_rows` [L] as above. `pending` [P]: flat places whose token is draw
+    number `pending_draws` [P] of lane `pending_lanes` [P]: the one before the draw that the row is about to make."""
 
     token_ids: Tensor
     positions: Tensor
     logits_rows: Tensor
     pending: Tensor
     pending_lanes: list[int]
+    pending_draws: list[int]
     layout: StepLayout
 
 
@@ -67,7 +68,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
     positions = np.arange(len(token_ids)) - offsets[rows] + starts[rows]
     pending = np.flatnonzero(token_ids == PENDING_TOKEN)
     token_ids[pending] = 0
-    lanes = np.array(plan.lanes, dtype=np.int64)[rows[pending]]
+    pending_rows = rows[pending].tolist()
     layout = StepLayout(
         block_size=block_size,
         starts=starts,
@@ -84,7 +85,8 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         positions=_tensor(positions, device),
         logits_rows=_tensor(_last_places(ends, np.array(plan.num_logits, dtype=np.int64)), device),
         pending=_tensor(pending, device),
-        pending_lanes=lanes.tolist(),
+        pending_lanes=[plan.lanes[row] for row in pending_rows],
+        pending_draws=[plan.output_index[row] - 1 for row in pending_rows],
         layout=layout,
     )
 

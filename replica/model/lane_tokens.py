@@ -1,36 +1,33 @@
-"""The last sampled token of every lane, on the device: what a plan made before its predecessor's commit refers to.
+"""The newest samples of every lane, on the device: what a plan made before its predecessor's commit refers to.
 
-Two tokens a lane, each with its step: a step that runs again (whole, or without some rows) must still find what was
-sampled before it, although it may already have sampled once itself.
+Kept by the number of the draw (`StepPlan.output_index`), not by step: draw i of a sequence is the same token whenever
+and however often its step runs. With two plans in flight, n and n + 1, either may run again, whole or in part; n then
+needs draw i - 1 although draw i + 1 may have been made. Hence three tokens a lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
+
+_DEPTH = 3
+"""Plans in flight and one before."""
 
 
 class LaneTokens:
     def __init__(self, num_lanes: int, device: torch.device) -> None:
-        self._tokens = torch.zeros(2, num_lanes, dtype=torch.int64, device=device)
-        self._newest = np.zeros(num_lanes, dtype=np.int64)
-        self._steps = np.full(num_lanes, -1, dtype=np.int64)
+        self._tokens = torch.zeros(_DEPTH, num_lanes, dtype=torch.int64, device=device)
 
-    def keep(self, step: int, lanes: Sequence[int], tokens: Tensor) -> None:
-        """`tokens` [R] are what `step` sampled for `lanes`."""
-        which = np.array(lanes, dtype=np.int64)
-        again = self._steps[which] == step
-        self._newest[which] ^= (~again).astype(np.int64)
-        self._steps[which] = step
-        place = torch.from_numpy(self._newest[which]).to(self._tokens.device)
-        self._tokens[place, torch.from_numpy(which).to(self._tokens.device)] = tokens
+    def keep(self, lanes: Sequence[int], numbers: Sequence[int], tokens: Tensor) -> None:
+        """`tokens` [R] are the draws with these numbers in these lanes."""
+        self._tokens[self._places(lanes, numbers)] = tokens
 
-    def before(self, step: int, lanes: Sequence[int]) -> Tensor:
-        """The newest token of each lane that an earlier step than `step` sampled."""
-        which = np.array(lanes, dtype=np.int64)
-        place = self._newest[which] ^ (self._steps[which] == step).astype(np.int64)
-        device = self._tokens.device
-        return self._tokens[torch.from_numpy(place).to(device), torch.from_numpy(which).to(device)]
+    def find(self, lanes: Sequence[int], numbers: Sequence[int]) -> Tensor:
+        """The draws [R] with these numbers, which are among the last three of their lanes."""
+        return self._tokens[self._places(lanes, numbers)]
+
+    def _places(self, lanes: Sequence[int], numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        depths, places = torch.tensor([[number % _DEPTH for number in numbers], lanes]).to(self._tokens.device)
+        return depths, places

@@ -164,8 +164,8 @@ class Runner:
             raise RuntimeError("the runner is closed")
         inputs = build_inputs(plan, self._cache.block_size, self._device)
         if inputs.pending.numel():
-            lanes = inputs.pending_lanes
-            inputs.token_ids[inputs.pending] = self._lane_tokens.before(plan.step, lanes)
+            pending = self._lane_tokens.find(inputs.pending_lanes, inputs.pending_draws)
+            inputs.token_ids[inputs.pending] = pending
         wanted = keep = inputs.logits_rows
         if self._batch_invariant and wanted.numel():
             keep = torch.arange(len(plan.token_ids), device=self._device)
@@ -188,7 +188,8 @@ class Runner:
         last = np.cumsum(plan.num_logits)[rows] - 1
         chosen = logits if len(rows) == len(logits) else logits[torch.from_numpy(last).to(self._device)]
         tokens, sound = self._sampler.sample(chosen, plan, rows)
-        self._lane_tokens.keep(plan.step, [plan.lanes[row] for row in rows], tokens)
+        numbers = [plan.output_index[row] for row in rows]
+        self._lane_tokens.keep([plan.lanes[row] for row in rows], numbers, tokens)
         return rows, tokens, sound
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def _tile(plan: StepPlan, tokens: list[tuple[int, int]], first: int, spare_block
         block_tables=[plan.block_tables[row] for row, _ in tokens] + [[spare_block]] * padding,
         samples=[False] * TILE,
         num_logits=[int(place >= plan.num_tokens[row] - plan.num_logits[row]) for row, place in tokens] + zeros,
-        output_index=[0] * TILE,
+        output_index=[plan.output_index[row] for row, _ in tokens] + zeros,
         token_ids=plan.token_ids[first : first + len(tokens)] + zeros,
     )
 

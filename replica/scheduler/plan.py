@@ -20,7 +20,8 @@ from typing import NamedTuple
 from replica.request import FinishReason, SamplingParams
 
 PENDING_TOKEN = -1
-"""In `StepPlan.token_ids`: the token that the previous step samples for this sequence (plan made before its commit).
+"""In `StepPlan.token_ids`: the token that a step still in flight samples for this sequence (plan made before its
+commit): draw number `output_index` - 1. Only ever a row's last token, in a row that samples.
 In `StepResult.token_ids`: this row sampled nothing."""
 
 
@@ -50,7 +51,8 @@ class StepPlan:
     not, more for prompt logprobs); `output_index` (which output token of its sequence the row samples: the number of
     the draw). Per step: `token_ids` (flat, sum of `num_tokens`); `joined` and `left` (lanes taken and given back
     since the last plan; `left` first); `token_masks` (row -> allowed-token bitmask, 1 bit a token, little-endian,
-    ceil(vocab / 8) bytes). The split of tokens into prefill, decode and recomputed is what `StepStats` reports.
+    ceil(vocab / 8) bytes). What a mask allows depends on every token before, so a sequence with masks is left out of
+    a plan while its last token is pending: such a row never has a `PENDING_TOKEN`. The split of tokens into prefill, decode and recomputed is what `StepStats` reports.
     """
 
     step: int

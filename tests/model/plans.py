@@ -20,7 +20,8 @@ class Row(NamedTuple):
 
 
 def make_plan(step: int, rows: Sequence[Row], *, joined: Sequence[int] = (), temperature: float = 0.0) -> StepPlan:
-    """`joined`: lanes that are taken in this step, with greedy sampling unless a temperature is given."""
+    """Step i makes draw number i. `joined`: lanes that are taken in this step, with greedy sampling unless a
+    temperature is given."""
     sampling = SamplingParams(max_tokens=99, temperature=temperature)
     return StepPlan(
         step=step,
@@ -31,7 +32,7 @@ def make_plan(step: int, rows: Sequence[Row], *, joined: Sequence[int] = (), tem
         block_tables=[row.table for row in rows],
         samples=[row.num_logits > 0 for row in rows],
         num_logits=[row.num_logits for row in rows],
-        output_index=[0 for _ in rows],
+        output_index=[step for _ in rows],
         token_ids=[token for row in rows for token in row.token_ids],
         joined=[JoinedSequence(lane, lane, sampling, lane, 0) for lane in joined],
     )

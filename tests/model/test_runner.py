@@ -69,6 +69,31 @@ def test_a_step_that_runs_again_gives_the_same_also_in_parts(runner: Runner) -> 
     assert parts == [whole[:1], whole[1:], whole[2:]]
 
 
+def test_with_two_steps_in_flight_the_older_may_run_again(runner: Runner) -> None:
+    """Step 2 shows its error late, when step 3 was submitted already: both run again, as they were and in parts."""
+    rows = [Row(lane, 0, [_PROMPT[lane], *_PROMPT], [lane * 3, lane * 3 + 1, lane * 3 + 2]) for lane in range(3)]
+    runner.submit(make_plan(1, rows, joined=(0, 1, 2), temperature=1.0)).result()
+    second, third = (
+        make_plan(step, [row._replace(start=4 + step, token_ids=[PENDING_TOKEN]) for row in rows]) for step in (2, 3)
+    )
+    wanted = [step.result().token_ids for step in (runner.submit(second), runner.submit(third))]
+    assert wanted[0] != wanted[1]
+    again = [step.result().token_ids for step in (runner.submit(second), runner.submit(third))]
+    assert again == wanted
+    for plan, tokens in zip((second, third), wanted, strict=True):
+        assert runner.submit(plan.select([2, 0])).result().token_ids == [tokens[2], tokens[0]]
+
+
+def test_a_step_planned_anew_does_not_see_what_the_undone_one_sampled(runner: Runner) -> None:
+    """Steps 2 and 3 were rolled back; 4 makes the draw that 2 made, 5 the one that 3 made."""
+    table = [3, 7, 1]
+    runner.submit(make_plan(1, [Row(2, 0, _PROMPT, table)], joined=(2,), temperature=1.0)).result()
+    plans = [make_plan(step, [Row(2, 3 + step, [PENDING_TOKEN], table)]) for step in (2, 3)]
+    wanted = [runner.submit(plan).result().token_ids for plan in plans]
+    again = [runner.submit(replace(plan, step=plan.step + 2)).result().token_ids for plan in plans]
+    assert again == wanted
+
+
 def test_rows_that_do_not_sample_say_so(runner: Runner) -> None:
     rows = [Row(0, 0, _PROMPT, [0, 1], num_logits=0), Row(1, 0, _PROMPT, [2, 3])]
     assert _tokens(runner, 1, *rows, joined=(0, 1))[0] == PENDING_TOKEN

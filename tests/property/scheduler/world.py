@@ -35,7 +35,6 @@ class World:
     scheduler: Scheduler = field(init=False)
     ledger: Ledger = field(init=False)
     in_flight: list[tuple[StepPlan, InFlightStep]] = field(init=False, default_factory=list)
-    last_tokens_before: dict[int, dict[int, int]] = field(init=False, default_factory=dict)
     seeds: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,7 +58,6 @@ class World:
         plan = self.scheduler.plan(self.now_s)
         if plan is not None:
             self.ledger.planned(plan)
-            self.last_tokens_before[plan.step] = dict(self.model.last_tokens)
             self.in_flight.append((plan, self.model.submit(plan)))
         return plan
 
@@ -84,7 +82,6 @@ class World:
     def rollback(self, which: int = 0) -> None:
         """The step in this place among those in flight raised: it and later ones sampled nothing."""
         plan = self.in_flight[which][0]
-        self.model.last_tokens = self.last_tokens_before[plan.step]
         self.scheduler.rollback(plan)
         self.ledger.rolled_back(plan)
         del self.in_flight[which:]

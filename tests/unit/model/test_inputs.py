@@ -55,6 +55,7 @@ def test_pending_tokens_are_found_with_their_lanes() -> None:
     inputs = _inputs(Row(5, 0, [1, 2], [0]), Row(2, 1, [PENDING_TOKEN], [1]), Row(7, 3, [PENDING_TOKEN], [2]))
     assert inputs.pending.tolist() == [2, 3]
     assert inputs.pending_lanes == [2, 7]
+    assert inputs.pending_draws == [0, 0]
     assert inputs.token_ids.tolist() == [1, 2, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What a pending token refers to, also when a step runs again."""
+"""What a pending token refers to, also when steps run again."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import torch
 from replica.model.lane_tokens import LaneTokens
 
 
-def test_the_next_step_finds_the_last_sample_of_each_lane() -> None:
+def test_draws_are_found_by_lane_and_number() -> None:
     lanes = LaneTokens(3, torch.device("cpu"))
-    lanes.keep(1, [0, 2], torch.tensor([10, 12]))
-    lanes.keep(2, [0], torch.tensor([20]))
-    assert lanes.before(3, [2, 0]).tolist() == [12, 20]
+    lanes.keep([0, 2], [5, 0], torch.tensor([15, 20]))
+    lanes.keep([0], [6], torch.tensor([16]))
+    assert lanes.find([2, 0], [0, 6]).tolist() == [20, 16]
 
 
-def test_a_step_that_runs_again_finds_what_was_sampled_before_it() -> None:
-    lanes = LaneTokens(2, torch.device("cpu"))
-    lanes.keep(1, [0, 1], torch.tensor([10, 11]))
-    lanes.keep(2, [0, 1], torch.tensor([20, 21]))
-    assert lanes.before(2, [0, 1]).tolist() == [10, 11]
-    lanes.keep(2, [1], torch.tensor([22]))
-    assert lanes.before(2, [0, 1]).tolist() == [10, 11]
-    assert lanes.before(3, [0, 1]).tolist() == [20, 22]
+def test_a_draw_outlives_the_two_after_it_and_may_be_made_again() -> None:
+    lanes = LaneTokens(1, torch.device("cpu"))
+    for number in range(3):
+        lanes.keep([0], [number], torch.tensor([10 + number]))
+    assert lanes.find([0], [0]).tolist() == [10]
+    lanes.keep([0], [1], torch.tensor([11]))
+    assert [lanes.find([0], [number]).tolist() for number in range(3)] == [[10], [11], [12]]
