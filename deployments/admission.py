@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replica.config import SchedulerConfig
-from replica.errors import QueueFull
+from replica.errors import QueueFull, Unavailable
 from replica.request import LoadReport
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
+# While this process drains: somebody else may have started by then.
+DRAINING_RETRY_AFTER_S = 5.0
 
 
 @dataclass(slots=True)
@@ -25,9 +27,12 @@ class InFlight:
 
     limit: int
     count: int = 0
+    draining: bool = False
 
     def enter(self) -> None:
-        """Raises `QueueFull` at the limit; then nothing was counted."""
+        """Raises `QueueFull` at the limit and `Unavailable` while draining; then nothing was counted."""
+        if self.draining:
+            raise Unavailable("the service is shutting down", retry_after_s=DRAINING_RETRY_AFTER_S)
         if self.count >= self.limit:
             raise QueueFull("too many requests are in progress", retry_after_s=MIN_RETRY_AFTER_S)
         self.count += 1
@@ -50,8 +55,12 @@ def check_queues(reports: Sequence[LoadReport], bounds: SchedulerConfig, num_rep
 
 
 def _has_room(report: LoadReport, bounds: SchedulerConfig, num_seqs: int) -> bool:
-    seqs_fit = report.num_waiting + num_seqs <= bounds.max_num_queued_seqs
-    return seqs_fit and report.num_waiting_tokens < bounds.max_num_queued_tokens and not report.draining
+    """As the scheduler judges: an empty queue takes any request, and the preempted don't count."""
+    num_fresh = report.num_waiting - report.num_preempted
+    num_fresh_tokens = report.num_waiting_tokens - report.num_preempted_tokens
+    seqs_fit = num_fresh + num_seqs <= bounds.max_num_queued_seqs
+    fits = num_fresh == 0 or (seqs_fit and num_fresh_tokens < bounds.max_num_queued_tokens)
+    return fits and not report.draining
 
 
 def retry_after_s(reports: Sequence[LoadReport]) -> float:

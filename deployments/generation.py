@@ -173,7 +173,7 @@ class GenerationEndpoint:
     def _check_queues(self, model: ServedModel, parsed: Parsed) -> None:
         client = model.client
         try:
-            check_queues(client.loads(), model.bounds, client.num_replicas(), parsed.n)
+            check_queues(client.loads(), model.bounds, client.num_replicas(), openai_prompts.num_sequences(parsed))
         except QueueFull:
             self._edge.metrics.rejected("queue_full")
             raise

@@ -62,6 +62,11 @@ def completion_requests(
     ]
 
 
+def num_sequences(request: ChatCompletionRequest | CompletionRequest) -> int:
+    """How many sequences the request asks for, all its prompts together."""
+    return request.n * (len(request.prompt) if isinstance(request, CompletionRequest) else 1)
+
+
 def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer, card: ModelCard, max_model_len: int) -> tuple[int, ...]:
     if isinstance(prompt, str):
         refuse_hopeless(tokenizer, prompt, max_model_len, "prompt")

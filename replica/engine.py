@@ -264,6 +264,8 @@ class Engine:
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             num_waiting_tokens=load.num_waiting_tokens,
+            num_preempted=load.num_preempted,
+            num_preempted_tokens=load.num_preempted_tokens,
             num_prefill_tokens=load.num_prefill_tokens,
             num_blocks_total=load.num_blocks_total,
             num_blocks_free=load.num_blocks_free,

@@ -110,6 +110,7 @@ class LoadReport:
     prefix cache gained and lost since the last message to a stream of the same lease; `block_hashes_number` orders
     such batches of changes, later ones have higher numbers (0: no changes). It is apart from `number` because messages
     of one step share a report, but only one of them carries the changes.
+    `num_waiting*` count the preempted too; `num_preempted*` are those, whom the queue's bounds leave out.
     """
 
     replica_id: str
@@ -132,6 +133,8 @@ class LoadReport:
     block_hashes_added: tuple[bytes, ...] = field(default=())
     block_hashes_evicted: tuple[bytes, ...] = field(default=())
     block_hashes_number: int = 0
+    num_preempted: int = 0
+    num_preempted_tokens: int = 0
 
     @property
     def kv_usage_ratio(self) -> float:

@@ -28,8 +28,8 @@ from deployments.cli.run_folder import RunFolder
 from replica.errors import StartupError
 
 POLL_S = 0.25
-# Beyond the drain limit: Serve stops the replicas, then the ingress, which tells the clients of cut streams.
-LAST_STREAMS_S = 15.0
+# For Serve to delete the application, which is drained by then.
+DELETE_LIMIT_S = 15.0
 OBJECT_STORE_BYTES = 200 * 2**20
 # How an error of our tree ends a traceback that Serve reports as text.
 _OUR_ERROR = re.compile(
@@ -141,17 +141,27 @@ class ClusterProcess:
             time.sleep(POLL_S)
 
     def _watch(self) -> None:
-        """Until a command comes. Serve replaces what dies; nothing to do here."""
-        self._next_command()
+        """Until the command to stop comes, then drain. Serve replaces what dies; nothing to do here."""
+        with suppress(StopRequested):
+            self._next_command()
+        from ray import serve
+
+        from deployments.app import APP_NAME
+        from deployments.cli.drain import INGRESS, ServeApplication, drain
+
+        if (app := serve.status().applications.get(APP_NAME)) is not None:
+            replicas = [name for name in app.deployments if name != INGRESS]
+            limit_s = self._settings.drain_timeout_s
+            drain(ServeApplication(APP_NAME), replicas, limit_s, time.monotonic, time.sleep)
 
     def _take_down(self) -> None:
-        """Drain the application, up to its limit, then take down Serve and Ray (only ours)."""
+        """Delete the application, then take down Serve and Ray (only ours)."""
         ray, serve = sys.modules.get("ray"), sys.modules.get("ray.serve")
         if ray is None or serve is None or not ray.is_initialized():
             return
         from deployments.app import APP_NAME
 
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s + LAST_STREAMS_S
+        deadline_s = time.monotonic() + DELETE_LIMIT_S
         if APP_NAME in serve.status().applications:
             serve.delete(APP_NAME, _blocking=False)
             while APP_NAME in serve.status().applications and time.monotonic() < deadline_s:

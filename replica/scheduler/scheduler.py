@@ -46,6 +46,8 @@ class SchedulerLoad:
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
+    num_preempted: int
+    num_preempted_tokens: int
     num_prefill_tokens: int
     num_blocks_total: int
     num_blocks_free: int
@@ -230,6 +232,8 @@ class Scheduler:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_waiting_tokens=state.waiting.num_tokens,
+            num_preempted=len(state.waiting.returned),
+            num_preempted_tokens=state.waiting.num_returned_tokens,
             num_prefill_tokens=sum(gap for gap in gaps if gap > 1),
             num_blocks_total=pool.num_blocks,
             num_blocks_free=pool.num_free - pool.num_cached_free,

@@ -37,7 +37,11 @@ class WaitingQueue:
     @property
     def num_tokens(self) -> int:
         """Known tokens of all that wait."""
-        return self.num_fresh_tokens + sum(len(seq.tokens) for seq in self.returned.values())
+        return self.num_fresh_tokens + self.num_returned_tokens
+
+    @property
+    def num_returned_tokens(self) -> int:
+        return sum(len(seq.tokens) for seq in self.returned.values())
 
     def add_fresh(self, seq: Sequence) -> None:
         self.fresh[seq.seq_id] = seq

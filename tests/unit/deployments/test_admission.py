@@ -6,13 +6,15 @@ import pytest
 
 from deployments.admission import InFlight, check_queues
 from replica.config import SchedulerConfig
-from replica.errors import QueueFull
+from replica.errors import QueueFull, Unavailable
 from replica.request import LoadReport
 
 BOUNDS = SchedulerConfig(max_num_queued_seqs=10, max_num_queued_tokens=1000)
 
 
-def report(waiting: int, tokens: int = 0, rate: float = 0.0, draining: bool = False) -> LoadReport:
+def report(
+    waiting: int, tokens: int = 0, rate: float = 0.0, draining: bool = False, preempted: tuple[int, int] = (0, 0)
+) -> LoadReport:
     return LoadReport(
         replica_id="r",
         epoch="e",
@@ -30,6 +32,8 @@ def report(waiting: int, tokens: int = 0, rate: float = 0.0, draining: bool = Fa
         max_num_batched_tokens=64,
         prefill_tokens_per_s=rate,
         draining=draining,
+        num_preempted=preempted[0],
+        num_preempted_tokens=preempted[1],
     )
 
 
@@ -41,7 +45,11 @@ def report(waiting: int, tokens: int = 0, rate: float = 0.0, draining: bool = Fa
         ([report(9)], 1, 1),
         ([report(7)], 1, 3),
         ([report(10), report(0)], 2, 1),
-        ([report(0, tokens=999)], 1, 1),
+        ([report(1, tokens=999)], 1, 1),
+        ([report(0)], 1, 11),  # an empty queue takes any request
+        ([report(10, preempted=(1, 0))], 1, 1),  # the preempted don't count
+        ([report(10, preempted=(10, 0))], 1, 11),
+        ([report(3, tokens=1500, preempted=(2, 501))], 1, 1),
     ],
 )
 def test_a_request_passes_while_one_replica_may_have_room(
@@ -55,7 +63,9 @@ def test_a_request_passes_while_one_replica_may_have_room(
     [
         ([report(10)], 1),
         ([report(8)], 3),  # n counts n places
-        ([report(0, tokens=1000)], 1),
+        ([report(1, tokens=1000)], 1),
+        ([report(3, tokens=1501, preempted=(2, 501))], 1),
+        ([report(11, preempted=(1, 0))], 1),
         ([report(10), report(0, draining=True)], 1),
     ],
 )
@@ -91,3 +101,14 @@ def test_in_flight_refuses_at_its_limit_and_counts_nothing_then() -> None:
     in_flight.leave()
     in_flight.enter()
     assert in_flight.count == 2
+
+
+def test_while_draining_nobody_enters_and_whoever_is_in_is_counted_until_the_end() -> None:
+    in_flight = InFlight(limit=2)
+    in_flight.enter()
+    in_flight.draining = True
+    with pytest.raises(Unavailable) as caught:
+        in_flight.enter()
+    assert (caught.value.retry_after_s, in_flight.count) == (5.0, 1)
+    in_flight.leave()
+    assert in_flight.count == 0
