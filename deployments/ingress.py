@@ -29,13 +29,14 @@ from deployments.admission import InFlight
 from deployments.config import AppConfig, Machine
 from deployments.edge_metrics import EdgeMetrics
 from deployments.generation import Edge
+from deployments.ingress_peers import IngressPeers
 from deployments.leases import Leases
 from deployments.loopback import keep_serve_port_local
 from deployments.metrics import INGRESS_METRICS
 from deployments.process_address import metrics_address
 from deployments.routes import ERROR_HANDLERS, model_routes
 from deployments.serve_logging import log_through_serve
-from deployments.serve_model_client import ServeModelClient, ask_all
+from deployments.serve_model_client import ServeModelClient
 from deployments.served_model import ServedModel
 from replica.metrics import Metrics
 from replica.metrics_server import serve_metrics
@@ -50,8 +51,7 @@ class Ingress:
         keep_serve_port_local()
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
-        self._app_name, self._own_deployment = context.app_name, context.deployment
-        self._peers: DeploymentHandle[Any] | None = None  # all replicas of this deployment
+        self._peers = IngressPeers(context.app_name, context.deployment)
         self._config = config
         self._metrics = Metrics((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": self._id})
         self._exporter, port = serve_metrics(self._metrics.registry, config.metrics_host, config.metrics_ports)
@@ -128,24 +128,21 @@ class Ingress:
         return {**await self.describe(), "in_flight": in_flight.count, "max_in_flight": in_flight.limit}
 
     async def _status(self, _: Request) -> Response:
-        ingress, *groups = await self._ask_everybody("status")
+        asked = self._peers.ask("status"), *(model.client.ask_all("status") for model in self._models)
+        ingress, *groups = await asyncio.gather(*asked)
+        if self._id not in [process["replica_id"] for process in ingress]:
+            ingress.append(await self.status())
         models = [_model_status(model, replicas) for model, replicas in zip(self._models, groups, strict=True)]
         state = "ready" if all(model.ready for model in self._models) else "starting"
         return JSONResponse({"state": state, "models": models, "ingress": ingress})
 
     async def _targets(self, _: Request) -> Response:
-        groups = await self._ask_everybody("describe")
-        return JSONResponse([_target(process) for group in groups for process in group])
-
-    async def _ask_everybody(self, method: str) -> list[list[dict[str, Any]]]:
-        """The answers of all ingress processes, this one included, then of the replicas of each model."""
-        if self._peers is None:
-            self._peers = serve.get_deployment_handle(self._own_deployment, self._app_name)
-        asked = ask_all(self._peers, method), *(model.client.ask_all(method) for model in self._models)
-        ingress, *replicas = await asyncio.gather(*asked)
-        if self._id not in [process["replica_id"] for process in ingress]:
-            ingress.append(await getattr(self, method)())
-        return [ingress, *replicas]
+        targets = [
+            _target(address, "ingress") for address in await self._peers.metrics_addresses(self._metrics_address)
+        ]
+        for model in self._models:
+            targets += [_target(address, "replica") for address in model.client.metrics_addresses()]
+        return JSONResponse(targets)
 
 
 def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -159,6 +156,6 @@ def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[st
     }
 
 
-def _target(process: dict[str, Any]) -> dict[str, Any]:
+def _target(metrics_address: str, process: str) -> dict[str, Any]:
     """One entry of Prometheus' `http_sd_configs` format."""
-    return {"targets": [process["metrics_address"]], "labels": {"process": process["kind"]}}
+    return {"targets": [metrics_address], "labels": {"process": process}}

@@ -52,3 +52,7 @@ class ModelClient(Protocol):
     async def ask_all(self, method: str) -> list[dict[str, Any]]:
         """The answers of all running replicas to a parameterless question; those that don't answer are left out."""
         ...
+
+    def metrics_addresses(self) -> list[str]:
+        """host:port at which each running replica serves its metrics; also of one that hangs."""
+        ...

@@ -82,7 +82,11 @@ class FakeModelClient:
         return self._facts
 
     async def ask_all(self, method: str) -> list[dict[str, Any]]:
-        return [{"kind": "replica", "replica_id": name, "asked": method} for name in self.replica_ids]
+        answering = [name for name in self.replica_ids if name not in self.silent]
+        return [{"kind": "replica", "replica_id": name, "asked": method} for name in answering]
+
+    def metrics_addresses(self) -> list[str]:
+        return [f"{name}:9100" for name in self.replica_ids]
 
     def _answer_control(self, replica_id: str) -> None:
         if replica_id in self.silent or replica_id not in self.replica_ids:

@@ -29,6 +29,7 @@ from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import GenerationRequest, StreamMessage
 from replica.service import ReplicaService
+from router.serve_router import METRICS_ADDRESS
 from router.types import RouteRequest
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,6 @@ class ReplicaDeployment:
                 yield message
         finally:
             self._num_streams -= 1
-            self._service.abort(request.request_id)
 
     async def abort(self, request_id: str, pin: str | None = None) -> None:
         del pin
@@ -100,11 +100,13 @@ class ReplicaDeployment:
             "metrics_address": self._metrics_address,
         }
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self, pin: str | None = None) -> dict[str, Any]:
+        del pin
         return {**await self.describe(), **self._service.status()}
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        return {"metrics_address": self._metrics_address, "pid": os.getpid()}
+        """What every router learns of this replica without asking it, so also while it hangs."""
+        return {METRICS_ADDRESS: self._metrics_address}
 
     def record_routing_stats(self) -> dict[str, Any]:
         return asdict(self._service.load())

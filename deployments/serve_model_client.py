@@ -28,7 +28,6 @@ from router.types import RouteRequest
 logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 2.0
-BROADCAST_TIMEOUT_S = 3.0
 FACTS_TIMEOUT_S = 30.0
 RETRY_AFTER_RESTART_S = 5.0
 
@@ -61,7 +60,7 @@ class ServeModelClient:
 
     def _route_of(self, request: GenerationRequest) -> RouteRequest:
         """What the router has to know; the hashes are those by which replicas find cached prefixes."""
-        reports = self.state.reports()
+        reports = self.state.reports() if self.state.uses_prefixes else []
         hashes = block_hashes(request.prompt_ids, reports[0].block_size, request.cache_salt) if reports else ()
         return RouteRequest(request.request_id, len(request.prompt_ids), request.sampling.max_tokens, request.n, hashes)
 
@@ -83,22 +82,27 @@ class ServeModelClient:
         return bundle, shape
 
     async def ask_all(self, method: str) -> list[dict[str, Any]]:
-        return await ask_all(self._handle, method)
+        answers = await asyncio.gather(*(self._ask(replica_id, method) for replica_id in self.state.replica_ids()))
+        return [answer for answer in answers if answer is not None]
 
-    async def _pinned(self, replica_id: str, method: str, *args: object) -> None:
+    def metrics_addresses(self) -> list[str]:
+        return self.state.metrics_addresses()
+
+    async def _ask(self, replica_id: str, method: str) -> dict[str, Any] | None:
+        """One replica's answer, None when it has none: each has a time limit of its own, so a silent one costs only
+        itself."""
         try:
-            await call_pinned(self._handle, replica_id, method, *args, timeout_s=CONTROL_TIMEOUT_S)
+            answer: dict[str, Any] = await self._pinned(replica_id, method)
+        except BrimfulError as error:
+            logger.warning("replica %s didn't answer %s: %s", replica_id, method, error)
+            return None
+        return answer
+
+    async def _pinned(self, replica_id: str, method: str, *args: object) -> Any:
+        try:
+            return await call_pinned(self._handle, replica_id, method, *args, timeout_s=CONTROL_TIMEOUT_S)
         except Exception as error:
             raise translated(error) from error
-
-
-async def ask_all(handle: DeploymentHandle[Any], method: str) -> list[dict[str, Any]]:
-    """Ask every running replica of a deployment. None running, or none answering in time: an empty list."""
-    try:
-        answers = await handle.broadcast(method).results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
-    except (DeploymentUnavailableError, TimeoutError, RayError):
-        return []
-    return [answer for answer in answers if isinstance(answer, dict)]
 
 
 def translated(error: Exception) -> BrimfulError:

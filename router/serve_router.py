@@ -37,6 +37,8 @@ from router.state import RouterState, state_for
 logger = logging.getLogger(__name__)
 
 PINNED_TIMEOUT_S = 2.0
+METRICS_ADDRESS = "metrics_address"
+"""Key of what a replica's `record_replica_metadata` returns: host:port of its metrics."""
 MAX_LEAVING = 64
 """Replicas that Serve lists no more and that may still drain: kept for pinned calls until one finds them dead."""
 
@@ -116,7 +118,11 @@ class BrimfulRouter(RequestRouter):
         """Serve's list of running replicas, with their routing stats: the way in which idle replicas report."""
         by_id = {replica.replica_id.unique_id: replica for replica in replicas}
         self._died &= by_id.keys()
-        self._state.retain(by_id.keys() - self._died)
+        told = {replica_id: replica.replica_metadata for replica_id, replica in by_id.items()}
+        addresses = {
+            replica_id: facts[METRICS_ADDRESS] for replica_id, facts in told.items() if METRICS_ADDRESS in facts
+        }
+        self._state.retain(by_id.keys() - self._died, addresses)
         for replica_id in by_id.keys() - self._died:
             self._reachable[replica_id] = by_id[replica_id]
             self._reachable.move_to_end(replica_id)

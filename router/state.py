@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
@@ -50,6 +50,7 @@ class RouterState:
         self._rng = rng if rng is not None else random.Random()
         self._deciding = threading.Lock()  # a decision and its entry in the ledger are one act
         self._live: frozenset[str] | None = None
+        self._metrics_addresses: dict[str, str] = {}
         self._metrics: Metrics | None = None
         self._model_name = ""
         self._next_expiry_s = 0.0
@@ -103,8 +104,12 @@ class RouterState:
         """Serve's call to `replica_id` is over. A second way out of the ledger beside `ended`."""
         self.ledger.released(request_id, replica_id)
 
-    def retain(self, replica_ids: Collection[str]) -> None:
-        """These replicas exist; everything known of others is forgotten, and their late reports are ignored."""
+    def retain(self, replica_ids: Collection[str], metrics_addresses: Mapping[str, str] | None = None) -> None:
+        """These replicas exist; everything known of others is forgotten, and their late reports are ignored.
+
+        `metrics_addresses`: replica -> host:port, as far as they are known.
+        """
+        self._metrics_addresses = dict(metrics_addresses or {})
         before, self._live = self._live, frozenset(replica_ids)
         gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ())
         for replica_id in gone - self._live:
@@ -119,6 +124,11 @@ class RouterState:
     def replica_ids(self) -> list[str]:
         """The replicas that run, as far as the router knows; none before it has heard of any."""
         return sorted(self._live or ())
+
+    def metrics_addresses(self) -> list[str]:
+        """host:port of the metrics of every replica that runs and has told it."""
+        known = self._metrics_addresses
+        return [known[replica_id] for replica_id in self.replica_ids() if replica_id in known]
 
     # The ingress's side.
 

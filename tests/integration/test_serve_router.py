@@ -18,9 +18,10 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from deployments.serve_model_client import ServeModelClient
 from replica.errors import EngineDead
 from replica.request import LoadReport, StreamMessage
-from router.serve_router import call_pinned, state_of
+from router.serve_router import METRICS_ADDRESS, call_pinned, state_of
 from router.state import RouterState
 from tests.unit.router.loads import report, request
 
@@ -43,6 +44,7 @@ class Echo:
         self._id = serve.get_replica_context().replica_id.unique_id
         self._report = report(self._id, num_blocks_total=4000, num_blocks_free=4000)
         self._let_go = asyncio.Event()
+        self._answers = True
 
     async def generate(self, hold: bool = False, route: Any = None, exclude: Any = ()) -> AsyncIterator[StreamMessage]:
         yield StreamMessage(self._id, load=self._next_report())
@@ -65,6 +67,17 @@ class Echo:
 
     async def silent(self, pin: str | None = None) -> None:
         await asyncio.Event().wait()
+
+    async def set_answers(self, answers: bool, pin: str | None = None) -> None:
+        self._answers = answers
+
+    async def status(self, pin: str | None = None) -> dict[str, Any]:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return {"replica_id": self._id}
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        return {METRICS_ADDRESS: self._id}
 
     def record_routing_stats(self) -> dict[str, Any]:
         return asdict(self._next_report())
@@ -204,6 +217,17 @@ async def test_decisions_follow_the_routing_stats(handle: DeploymentHandle[Any])
     await until(lambda: all(r.num_running == 0 for r in state.reports()), "the load is gone")
 
 
+async def test_a_silent_replica_costs_only_its_own_answer(handle: DeploymentHandle[Any]) -> None:
+    _, replica_ids = await ready(handle)
+    client = ServeModelClient(handle)
+    assert sorted(answer["replica_id"] for answer in await client.ask_all("status")) == replica_ids
+    silent, *others = replica_ids
+    await call_pinned(handle, silent, "set_answers", False, timeout_s=20.0)
+    assert sorted(answer["replica_id"] for answer in await client.ask_all("status")) == others
+    assert client.metrics_addresses() == replica_ids
+    await call_pinned(handle, silent, "set_answers", True, timeout_s=20.0)
+
+
 async def test_excluded_replicas_are_not_used(handle: DeploymentHandle[Any]) -> None:
     state, (first, second, third) = await ready(handle)
     for i in range(5):
@@ -230,9 +254,11 @@ async def test_a_burst_is_spread_while_no_report_shows_it(handle: DeploymentHand
 
 
 async def test_an_entry_leaves_without_the_ingress_when_the_call_is_over(handle: DeploymentHandle[Any]) -> None:
-    state, _ = await ready(handle)
-    async for _ in stream_of(handle, route=request("orphan")):
-        assert len(state.ledger) == 1
+    state, replica_ids = await ready(handle)
+    others = tuple(replica_ids[1:])
+    async for message in stream_of(handle, route=request("orphan"), exclude=others, hold=True):
+        if message.load is not None and len(state.ledger) == 1:
+            await call_pinned(handle, replica_ids[0], "let_go", timeout_s=20.0)
     await until(lambda: len(state.ledger) == 0, "the orphan left")
 
 

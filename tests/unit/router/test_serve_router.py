@@ -25,6 +25,7 @@ class FakeReplica:
     def __init__(self, name: str, deployment: DeploymentID, load: LoadReport | None = None) -> None:
         self.replica_id = ReplicaID(unique_id=name, deployment_id=deployment)
         self.routing_stats = asdict(load) if load is not None else {}
+        self.replica_metadata = {"metrics_address": f"{name}:9100"} if load is not None else {}
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         return 0
@@ -109,6 +110,16 @@ async def test_a_dead_replica_that_is_still_listed_is_not_used(router: BrimfulRo
     assert await ranked(router, call(route=request("r"))) == ["b"]
     with pytest.raises(EngineDead):
         await pinned(router, "a")
+
+
+async def test_metrics_addresses_of_running_replicas_are_known_without_asking(router: BrimfulRouter) -> None:
+    loads = {name: report(name) for name in "abd"}
+    router.update_replicas(replicas(router, "a", "b", "c", "d", **loads))
+    assert router._state.metrics_addresses() == ["a:9100", "b:9100", "d:9100"]  # c didn't tell
+    router.on_replica_actor_died(ReplicaID(unique_id="a", deployment_id=router._deployment_id))
+    assert router._state.metrics_addresses() == ["b:9100", "d:9100"]
+    router.update_replicas(replicas(router, "d", **loads))
+    assert router._state.metrics_addresses() == ["d:9100"]
 
 
 async def test_when_all_that_are_listed_are_dead_one_is_still_tried(router: BrimfulRouter) -> None:
