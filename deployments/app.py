@@ -16,6 +16,7 @@ from ray.serve.config import RequestRouterConfig
 from deployments.config import AppConfig, Machine, ModelSettings
 from deployments.ingress import Ingress
 from deployments.replica_deployment import ReplicaDeployment
+from replica.config import SchedulerConfig
 
 APP_NAME = "brimful"
 ROUTER = "router.serve_router.BrimfulRouter"
@@ -25,6 +26,9 @@ UNBOUNDED = 1_000_000
 # A full or vanished replica is asked again soon: Serve's default backoff of up to 0.5 s would be idle time.
 BACKOFF_S = {"initial_backoff_s": 0.01, "max_backoff_s": 0.05}
 ROUTING_STATS_PERIOD_S = 1.0
+# A request that the router heard nothing of for so long is taken for lost; the margin is for its prefill.
+EXPIRE_AFTER_S = 300.0
+EXPIRE_MARGIN_S = 240.0
 # On top of the drain limit: closing the engine and its process.
 SHUTDOWN_MARGIN_S = 5.0
 # An ingress outlives its replicas, so that streams which the drain limit cuts off get their error event.
@@ -49,10 +53,7 @@ def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: M
     engine = model.engine_config(machine, config.num_model_replicas)
     routing: dict[str, Any] = {
         "request_router_class": ROUTER,
-        "request_router_kwargs": {
-            "weights": config.router.model_dump(),
-            "max_num_queued_seqs": engine.scheduler.max_num_queued_seqs,
-        },
+        "request_router_kwargs": router_settings(model, config, engine.scheduler),
         "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
         **BACKOFF_S,
     }
@@ -64,6 +65,16 @@ def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: M
         **_life_cycle(config, SHUTDOWN_MARGIN_S),
     )(ReplicaDeployment)
     return deployment.bind(engine, model.name, config.metrics_host, config.metrics_ports)
+
+
+def router_settings(model: ModelSettings, config: AppConfig, bounds: SchedulerConfig) -> dict[str, Any]:
+    """Fields of `RouterConfig` for the replicas of one model; `bounds` are their schedulers' settings."""
+    return {
+        "weights": config.router_weights(model),
+        "max_num_queued_seqs": bounds.max_num_queued_seqs,
+        # Nothing is heard of a request that waits, however long it may.
+        "expire_after_s": max(EXPIRE_AFTER_S, bounds.queue_timeout_s + EXPIRE_MARGIN_S),
+    }
 
 
 def _life_cycle(config: AppConfig, shutdown_margin_s: float) -> dict[str, Any]:

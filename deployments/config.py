@@ -112,7 +112,9 @@ class ModelSettings(Settings):
     stall_timeout_s: float | None = Field(
         default=None, gt=0, description="no step for this long with work: dead, seconds"
     )
-    lease_timeout_s: float | None = Field(default=None, gt=0, description="a stream nobody renews ends after, seconds")
+    lease_timeout_s: float | None = Field(
+        default=None, ge=3, description="a stream nobody renews ends after, seconds; renewed every second"
+    )
     max_backlog_tokens: int | None = Field(default=None, ge=1, description="a reader further behind is dropped, tokens")
     check_invariants: bool | None = Field(default=None, description="the scheduler checks itself after every step")
 
@@ -171,11 +173,11 @@ class IngressSettings(Settings):
 
 
 class RouterSettings(Settings):
-    """Weights of the scorers that choose a replica; 0 switches one off."""
+    """Weights of the scorers that choose a replica; 0 switches one off. Bounds are those of `router/config.py`."""
 
-    kv_headroom: float = Field(default=1.0, ge=0, description="weight: free share of the KV cache")
-    queue_depth: float = Field(default=1.0, ge=0, description="weight: short waiting queue")
-    prefix_affinity: float = Field(default=1.0, ge=0, description="weight: prompt prefix already cached there")
+    kv_headroom: float = Field(default=1.0, ge=0, le=100, description="weight: free share of the KV cache")
+    queue_depth: float = Field(default=1.0, ge=0, le=100, description="weight: short waiting queue")
+    prefix_affinity: float = Field(default=1.0, ge=0, le=100, description="weight: prompt prefix already cached there")
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
@@ -218,6 +220,11 @@ class AppConfig(Settings):
         config._check_together(path)
         return config
 
+    def router_weights(self, model: ModelSettings) -> dict[str, float]:
+        """Weights for the replicas of one model: without a prefix cache no prefix is cached anywhere."""
+        weights: dict[str, float] = self.router.model_dump()
+        return weights | {"prefix_affinity": 0.0} if model.enable_prefix_caching is False else weights
+
     def _check_together(self, path: str) -> None:
         ports, needed = self.metrics_ports, self.num_model_replicas + self.ingress.num_replicas
         if not 1024 <= ports.start <= ports.stop - 1 <= 9999:
@@ -231,6 +238,9 @@ class AppConfig(Settings):
             if (model.route, model.name) in seen:
                 raise SettingError(f"{here}served_model_name", model.name, f"one name a model on route {model.route}")
             seen.add((model.route, model.name))
+            if not any(self.router_weights(model).values()):
+                allowed = "prefix_affinity is the only weight of the router that isn't 0"
+                raise SettingError(f"{here}enable_prefix_caching", model.enable_prefix_caching, allowed)
             try:
                 model.engine_config(Machine(), self.num_model_replicas)
             except SettingError as error:

@@ -150,6 +150,11 @@ def test_clients_name_a_model_by_its_served_name() -> None:
             {"router": {"kv_headroom": 0, "queue_depth": 0, "prefix_affinity": 0}},
             "is not allowed: at least one weight above 0",
         ),
+        ({"router": {"queue_depth": 100.5}}, "router.queue_depth = 100.5 is not allowed: less than or equal to 100"),
+        (
+            {"models": [{"enable_prefix_caching": False}], "router": {"kv_headroom": 0, "queue_depth": 0}},
+            "models[0].enable_prefix_caching = False is not allowed: prefix_affinity is the only weight",
+        ),
         (["a list"], "config = ['a list'] is not allowed"),
     ],
 )
