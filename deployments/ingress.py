@@ -117,7 +117,14 @@ class Ingress:
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    async def drain(self) -> dict[str, Any]:
+        """Refuse new generation requests from now on; open ones go on. Answers as `status`. Idempotent."""
+        self._edge.in_flight.draining = True
+        return await self.status()
+
     async def _ready(self, _: Request) -> Response:
+        if self._edge.in_flight.draining:
+            return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
         waiting = [model.name for model in self._models if not model.ready]
         if waiting:
             return JSONResponse({"status": "not ready", "models": waiting}, 503, {"Retry-After": "1"})
@@ -133,8 +140,12 @@ class Ingress:
         if self._id not in [process["replica_id"] for process in ingress]:
             ingress.append(await self.status())
         models = [_model_status(model, replicas) for model, replicas in zip(self._models, groups, strict=True)]
-        state = "ready" if all(model.ready for model in self._models) else "starting"
-        return JSONResponse({"state": state, "models": models, "ingress": ingress})
+        return JSONResponse({"state": self._state(), "models": models, "ingress": ingress})
+
+    def _state(self) -> str:
+        if self._edge.in_flight.draining:
+            return "draining"
+        return "ready" if all(model.ready for model in self._models) else "starting"
 
     async def _targets(self, _: Request) -> Response:
         targets = [

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from deployments.loopback import keep_serve_port_local
 from deployments.process_address import metrics_address
 from deployments.serve_logging import log_through_serve
 from replica.config import EngineConfig
-from replica.errors import EngineDead
+from replica.errors import EngineDead, ErrorInfo, SettingError
 from replica.metrics_server import serve_metrics
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
@@ -64,13 +65,15 @@ class ReplicaDeployment:
         route: RouteRequest | None = None,
         exclude: tuple[str, ...] = (),
         pin: str | None = None,
-    ) -> AsyncIterator[StreamMessage]:
-        """The stream of one request. However it ends, nothing of it stays behind in the engine."""
+    ) -> AsyncGenerator[StreamMessage, None]:
+        """The stream of one request. However it ends, nothing of it stays behind in the engine; a call that was refused
+        touches no other call with the same id."""
         del route, exclude, pin
         self._num_streams += 1
         try:
-            async for message in self._service.generate(request):
-                yield message
+            async with aclosing(self._service.generate(request)) as messages:
+                async for message in messages:
+                    yield message
         finally:
             self._num_streams -= 1
 
@@ -82,10 +85,19 @@ class ReplicaDeployment:
         del pin
         self._service.renew(lease, request_ids)
 
-    async def set_budgets(self, budgets: dict[str, Any], pin: str | None = None) -> None:
-        """Change limits between two steps; raises `SettingError`."""
+    async def set_budgets(self, budgets: dict[str, Any], pin: str | None = None) -> ErrorInfo | None:
+        """Change limits between two steps; the `SettingError` that refuses them, as plain data."""
         del pin
-        self._service.set_budgets(**budgets)
+        try:
+            self._service.set_budgets(**budgets)
+        except SettingError as error:
+            return error.info()
+        return None
+
+    async def drain(self) -> dict[str, Any]:
+        """Refuse new requests and end the open ones with their error; `cli/drain.py` has waited for them."""
+        await self._service.drain(0.0)
+        return await self.status()
 
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         return self._service.bundle, self._service.shape
