@@ -9,8 +9,9 @@ Ray's cancellation is a hint that can get lost, so nothing here depends on it:
 - Once per `beat_s` every replica is told which requests still have a listener here (the lease). A replica ends those
   that it wasn't told of for its `lease_timeout_s`: that covers aborts that got lost and ingress processes that died.
 - It holds the other way round too: a replica that neither sent a message nor answered a renewal for `lost_after_s` is
-  taken for dead, and its streams end with `EngineDead`. So do streams that no replica took within `accept_s`, and at
-  once those of a model that has no replica left: nothing ever hangs.
+  taken for dead, and its streams end with `EngineDead`. So do requests that could be sent to nobody within `accept_s`,
+  and at once those of a model that has no replica left: nothing ever hangs. A request that was sent but not taken yet
+  waits for the end of the engine's step, however long that is; the replica watches over its engine itself.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Leases:
         self._accept_s = accept_s
         self._streams: dict[str, OpenStream] = {}
         self._heard_at_s: dict[str, float] = {}
+        self._renewing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -120,7 +122,7 @@ class Leases:
 
     @property
     def num_background(self) -> int:
-        """Pumps and aborts under way, those of closed streams included."""
+        """Pumps, aborts and renewals under way, those of closed streams included."""
         return len(self._tasks)
 
     def open(self, client: ModelClient, request: GenerationRequest, news: asyncio.Event | None = None) -> OpenStream:
@@ -141,27 +143,34 @@ class Leases:
         self._in_background(self._wind_up(stream))
 
     async def beat(self) -> None:
-        """One round of renewals and of judging who is lost."""
+        """One round of renewals and of judging who is lost. A replica whose last renewal is still under way is left
+        out."""
         by_replica: dict[str, list[OpenStream]] = {}
         now = self._clock()
         for stream in list(self._streams.values()):
-            if stream.replica_id is not None:
-                by_replica.setdefault(stream.replica_id, []).append(stream)
+            replica_id = stream.replica_id or stream.client.replica_of(stream.request.request_id)
+            if replica_id is not None:
+                by_replica.setdefault(replica_id, []).append(stream)
             elif stream.client.num_replicas() == 0:
                 stream.fail(no_replica())
             elif now - stream.opened_at_s > self._accept_s:
                 stream.fail(Unavailable("no replica took the request in time", retry_after_s=RETRY_AFTER_S))
         self._heard_at_s = {replica_id: self._heard_at_s.get(replica_id, now) for replica_id in by_replica}
-        await asyncio.gather(*(self._renew(replica_id, streams) for replica_id, streams in by_replica.items()))
+        due = [(replica_id, streams) for replica_id, streams in by_replica.items() if replica_id not in self._renewing]
+        self._renewing.update(replica_id for replica_id, _ in due)
+        await asyncio.gather(*(self._renew(replica_id, streams) for replica_id, streams in due))
 
     async def run(self) -> None:
-        """Beat for ever. A round that fails is logged; the next one comes."""
+        """Beat for ever. No round waits for the one before it, so that a silent replica delays nobody else's lease."""
         while True:
             await asyncio.sleep(self._beat_s)
-            try:
-                await self.beat()
-            except Exception:
-                logger.exception("lease round failed")
+            self._in_background(self._logged_beat())
+
+    async def _logged_beat(self) -> None:
+        try:
+            await self.beat()
+        except Exception:
+            logger.exception("lease round failed")
 
     async def shut_down(self) -> None:
         """Close every stream and wait until the aborts are delivered or given up."""
@@ -218,6 +227,8 @@ class Leases:
             if silent_s > self._lost_after_s:
                 for stream in streams:
                     stream.fail(EngineDead("the replica stopped answering", retry_after_s=RETRY_AFTER_S))
+        finally:
+            self._renewing.discard(replica_id)
 
     async def _wind_up(self, stream: OpenStream) -> None:
         """Abort at the replica, then let the pump run out: the replica answers an abort with the stream's end."""
@@ -225,8 +236,9 @@ class Leases:
         assert pump is not None
         if not stream.finished:
             await _within(stream.known.wait(), self._accept_s)
-        if stream.replica_id is not None and not pump.done() and not stream.finished:
-            await self._abort(stream, stream.replica_id)
+        replica_id = stream.replica_id or stream.client.replica_of(stream.request.request_id)
+        if replica_id is not None and not pump.done() and not stream.finished:
+            await self._abort(stream, replica_id)
         if not pump.done():
             await asyncio.wait({pump}, timeout=self._lost_after_s)
             pump.cancel()

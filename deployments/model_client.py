@@ -33,6 +33,10 @@ class ModelClient(Protocol):
         """
         ...
 
+    def replica_of(self, request_id: str) -> str | None:
+        """The replica to which the request was sent, whether it has taken it or not. None: to nobody yet."""
+        ...
+
     def forget(self, request_id: str) -> None:
         """The stream has ended for good: take it out of this router's ledger. Idempotent."""
         ...

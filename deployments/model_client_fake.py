@@ -17,7 +17,9 @@ Answer = StreamMessage | BrimfulError | None
 class FakeModelClient:
     """Every request waits for `say(request_id, ...)`: a message, an error to raise, or None for the end of the call.
 
-    `replica_ids` are running, in the order in which they are chosen. `silent` replicas answer no control call. An
+    `replica_ids` are running, in the order in which they are chosen. `silent` replicas answer no control call.
+    `sent_to`: where requests went that nobody has taken yet. A
+    replica in `answers` answers a renewal only when its event is set. An
     abort ends an open call with `abort` events, as a replica does. `with_text` makes calls answer by themselves: they
     are taken, then every text of `texts` is one token, the last one with `stop`.
     """
@@ -27,6 +29,8 @@ class FakeModelClient:
     ) -> None:
         self.replica_ids = list(replica_ids)
         self.silent: set[str] = set()
+        self.sent_to: dict[str, str] = {}
+        self.answers: dict[str, asyncio.Event] = {}
         self.reports: list[LoadReport] = []
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.requests: list[GenerationRequest] = []
@@ -61,6 +65,9 @@ class FakeModelClient:
                 raise answer
             yield answer
 
+    def replica_of(self, request_id: str) -> str | None:
+        return self.sent_to.get(request_id)
+
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
 
@@ -73,6 +80,8 @@ class FakeModelClient:
         self.say(request_id, None)
 
     async def renew(self, replica_id: str, lease: str, request_ids: tuple[str, ...]) -> None:
+        if replica_id in self.answers:
+            await self.answers[replica_id].wait()
         self._answer_control(replica_id)
         self.renewed.append((replica_id, lease, request_ids))
 

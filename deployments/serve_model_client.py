@@ -64,6 +64,9 @@ class ServeModelClient:
         hashes = block_hashes(request.prompt_ids, reports[0].block_size, request.cache_salt) if reports else ()
         return RouteRequest(request.request_id, len(request.prompt_ids), request.sampling.max_tokens, request.n, hashes)
 
+    def replica_of(self, request_id: str) -> str | None:
+        return self.state.replica_of(request_id)
+
     def forget(self, request_id: str) -> None:
         self.state.ended(request_id)
 

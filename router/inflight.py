@@ -106,6 +106,12 @@ class InflightLedger:
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
 
+    def replica_of(self, request_id: str) -> str | None:
+        """Where the request was sent, taken there or not; None before the decision and after the end."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            return None if entry is None else entry.replica_id
+
     def routed(self, request_id: str, replica_id: str) -> None:
         """The request went to `replica_id`, which need not be the replica ranked first."""
         with self._lock:

@@ -163,6 +163,10 @@ class RouterState:
         if self._metrics is not None:
             self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=self._model_name)
 
+    def replica_of(self, request_id: str) -> str | None:
+        """Where the request was sent, taken there or not; None before the decision and after the end."""
+        return self.ledger.replica_of(request_id)
+
     def reports(self) -> list[LoadReport]:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]

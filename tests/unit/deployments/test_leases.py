@@ -168,6 +168,50 @@ async def test_a_request_that_no_replica_takes_ends() -> None:
         await stream.read()
 
 
+async def test_a_request_that_was_sent_waits_for_the_step_of_a_replica_that_answers() -> None:
+    clock = FakeClock()
+    client, leases = FakeModelClient("r0"), Leases("lease", clock, accept_s=10, lost_after_s=5)
+    stream = await opened(leases, client)
+    client.sent_to["a"] = "r0"
+    clock.now_s += 100
+    await leases.beat()
+    assert client.renewed == [("r0", "lease", ("a",))]
+    client.say("a", TAKEN)
+    await settled()
+    assert len(await stream.read()) == 1
+
+
+async def test_a_request_that_was_sent_to_a_silent_replica_ends() -> None:
+    clock = FakeClock()
+    client, leases = FakeModelClient("r0"), Leases("lease", clock, lost_after_s=5)
+    stream = await opened(leases, client)
+    client.sent_to["a"] = "r0"
+    client.silent.add("r0")
+    await leases.beat()
+    clock.now_s += 5.1
+    await leases.beat()
+    with pytest.raises(EngineDead):
+        await stream.read()
+
+
+async def test_a_replica_that_takes_long_to_answer_a_renewal_delays_no_other_lease() -> None:
+    client, leases = FakeModelClient("r0", "r1"), Leases("lease", FakeClock())
+    for name in ("a", "b"):
+        await opened(leases, client, name)
+    client.say("a", TAKEN)
+    client.say("b", StreamMessage("r1"))
+    await settled()
+    client.answers["r0"] = asyncio.Event()
+    rounds = []
+    for _ in range(2):
+        rounds.append(asyncio.create_task(leases.beat()))
+        await settled()
+    assert client.renewed == [("r1", "lease", ("b",)), ("r1", "lease", ("b",))]
+    client.answers["r0"].set()
+    await asyncio.gather(*rounds)
+    assert client.renewed[2:] == [("r0", "lease", ("a",))]
+
+
 @pytest.mark.parametrize("code", ["queue_full", "unavailable", "engine_dead"])
 async def test_a_refusal_is_tried_once_at_another_replica(code: str) -> None:
     client, leases = FakeModelClient("r0", "r1"), Leases("lease", FakeClock())
