@@ -18,7 +18,7 @@ class EdgeMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         for route in GENERATION_ROUTES:
-            for status in ("200", "400", "404", "429", "500", "503", CLIENT_LEFT):
+            for status in ("200", "400", "404", "413", "500", "503", CLIENT_LEFT):
                 metrics.inc("http_requests", 0, route=route, status=status)
             metrics.inc("http_client_disconnects", 0, route=route)
             metrics.inc("http_stream_errors", 0, route=route)

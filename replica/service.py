@@ -35,6 +35,7 @@ from replica.recorder import Recorder
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
 from replica.request_check import MAX_N, check_request
 from replica.scheduler.budgets import changed, check_against_model
+from replica.stats import StepStats
 from replica.stream import MessagePause, Stream
 from replica.text.tokenizer import Tokenizer
 
@@ -83,6 +84,7 @@ class ReplicaService:
             config.max_backlog_tokens,
         )
         self._load: LoadReport | None = None
+        self._last_step: StepStats | None = None
         self._cache_changes = CacheChanges()
         self._first_report = asyncio.Event()
         self._silence_s = 0.0
@@ -144,8 +146,9 @@ class ReplicaService:
         try:
             stream = self._open(request)
         except BrimfulError as error:
+            first = request.first_index
             self._recorder.refused(max(1, min(request.n, MAX_N)))
-            yield self._message(request, (TokenEvent(0, (), "", 0, FinishReason.REJECTED, None, error.info()),))
+            yield self._message(request, (TokenEvent(first, (), "", 0, FinishReason.REJECTED, None, error.info()),))
             return
         try:
             await stream.wait()
@@ -186,7 +189,8 @@ class ReplicaService:
             self._watch.result()
 
     def status(self) -> dict[str, Any]:
-        """For people: plain JSON."""
+        """For people: plain JSON. `last_step` tells which limit binds while requests wait."""
+        step = self._last_step
         return {
             "replica_id": self._replica_id,
             "model_name": self._model_name,
@@ -198,6 +202,7 @@ class ReplicaService:
             "max_model_len": self.shape.max_model_len,
             "limits": asdict(self._limits),
             "load": asdict(self.load()),
+            "last_step": None if step is None else _step_status(step),
         }
 
     def set_budgets(self, **changes: Any) -> None:
@@ -256,6 +261,7 @@ class ReplicaService:
 
     def _on_update(self, update: EngineUpdate) -> None:
         self._load = self._cache_changes.take(update.load)
+        self._last_step = update.stats
         if update.stats.num_tokens or not update.load.num_running + update.load.num_waiting:
             self._silence_s = 0.0
         self._recorder.update(update)
@@ -282,3 +288,12 @@ class ReplicaService:
             self._silence_s += elapsed_s
             if self._silence_s > self._config.stall_timeout_s:
                 self._client.kill(f"no step for {self._silence_s:.1f} s with work pending")
+
+
+def _step_status(step: StepStats) -> dict[str, Any]:
+    return {
+        "num_tokens": step.num_tokens,
+        "token_budget": step.token_budget,
+        "num_running": step.num_running,
+        "num_waiting_by_reason": step.num_waiting_by_reason,
+    }

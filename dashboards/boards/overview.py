@@ -217,7 +217,7 @@ def _edge() -> Row:
         (
             Panel(
                 "HTTP answers, by status",
-                "429 and 503: refused for load. 499: the client left. Other 5xx: our fault.",
+                "503: refused for load. 499: the client left. Other 5xx: our fault.",
                 (Query(EDGE.per_second("http_requests", by=("status",)), "{{status}}"),),
                 "ops",
                 width=6,

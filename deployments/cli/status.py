@@ -15,8 +15,12 @@ from deployments.config import ServeConfig
 from replica.errors import Unavailable
 
 TIMEOUT_S = 10.0
-# Load first, then the two limits of a step.
-COLUMNS = ("replica", "state", "running", "waiting", "KV free", "KV used", "max seqs", "max tokens")
+# The load; what the waiting wait for; how full the last step was; then the two limits of a step.
+COLUMNS = (
+    *("replica", "state", "running", "waiting", "wait for", "last step"),
+    *("KV free", "KV used", "max seqs", "max tokens"),
+)
+LEFT_ALIGNED = ("replica", "state", "wait for")
 
 
 async def fetch_status(base_url: str) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def show_status(status: dict[str, Any], out: RichConsole) -> None:
         title = f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for column in COLUMNS:
-            table.add_column(column, justify="left" if column in ("replica", "state") else "right")
+            table.add_column(column, justify="left" if column in LEFT_ALIGNED else "right")
         for replica in replicas:
             table.add_row(*_cells(replica))
         out.print(table)
@@ -69,7 +73,8 @@ def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
 
 
 def _cells(replica: dict[str, Any]) -> list[str]:
-    load = replica["load"]
+    load, step = replica["load"], replica["last_step"]
+    reasons = step["num_waiting_by_reason"] if step else {}
     total = load["num_blocks_total"]
     free = load["num_blocks_free"] + load["num_blocks_cached"]
     return [
@@ -77,6 +82,8 @@ def _cells(replica: dict[str, Any]) -> list[str]:
         replica["state"],
         str(load["num_running"]),
         str(load["num_waiting"]),
+        ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "-",
+        f"{step['num_tokens']} tokens" if step else "-",
         f"{free}/{total}",
         f"{(total - free) / total:.0%}" if total else "-",
         str(load["max_num_seqs"]),

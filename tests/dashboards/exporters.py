@@ -27,7 +27,7 @@ LABEL_VALUES = {
     "reason": ("budget", "seqs", "blocks", "long_prefill"),
     "kind": ("prefill", "decode", "recomputed"),
     "finished_reason": ("stop", "length", "abort", "error", "rejected", "timeout"),
-    "status": ("200", "429", "503"),
+    "status": ("200", "400", "503"),
     "model_name": ("m",),
 }
 

@@ -21,21 +21,31 @@ LOAD = {
     "max_num_batched_tokens": 512,
 }
 
+STEP = {
+    "num_tokens": 500,
+    "token_budget": 512,
+    "num_running": 3,
+    "num_waiting_by_reason": {"budget": 0, "seqs": 0, "blocks": 1, "long_prefill": 1},
+}
+
 
 def status_of(*loads: dict[str, Any]) -> dict[str, Any]:
-    up = [{"replica_id": f"r{index}", "state": "ready", "load": load} for index, load in enumerate(loads)]
+    up = [
+        {"replica_id": f"r{index}", "state": "ready", "load": load, "last_step": STEP if index == 0 else None}
+        for index, load in enumerate(loads)
+    ]
     return {"models": [{"name": "embedded", "route": "/", "replicas": 2, "up": up}]}
 
 
-def test_the_table_shows_load_and_limits_of_every_replica() -> None:
+def test_the_table_shows_load_limits_and_which_of_them_binds_for_every_replica() -> None:
     out = io.StringIO()
-    show_status(status_of(LOAD, {**LOAD, "num_blocks_free": 75}), Console(file=out, width=120))
-    rows = [line.split() for line in out.getvalue().splitlines() if line.strip().startswith("r")]
+    show_status(status_of(LOAD, {**LOAD, "num_blocks_free": 75}), Console(file=out, width=160))
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines() if line.strip().startswith("r")]
     assert "embedded on /: 2 of 2 replicas up" in out.getvalue()
     assert rows == [
-        ["replica", "state", "running", "waiting", "KV", "free", "KV", "used", "max", "seqs", "max", "tokens"],
-        ["r0", "ready", "3", "2", "75/100", "25%", "64", "512"],
-        ["r1", "ready", "3", "2", "100/100", "0%", "64", "512"],
+        "replica state running waiting wait for last step KV free KV used max seqs max tokens",
+        "r0 ready 3 2 blocks 1, long_prefill 1 500 tokens 75/100 25% 64 512",
+        "r1 ready 3 2 - - 100/100 0% 64 512",
     ]
 
 

@@ -233,6 +233,15 @@ async def test_budgets_can_be_lowered_live_and_a_bad_value_changes_nothing(facto
         assert sample(service, "max_num_seqs") == 2
 
 
+async def test_the_status_tells_what_stops_the_waiting_and_how_full_the_last_step_was(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        await answer(service, request_of("r"))
+        step = service.status()["last_step"]
+        assert step["token_budget"] == small_config().scheduler.max_num_batched_tokens
+        assert sum(step["num_waiting_by_reason"].values()) == step["num_running"] == 0
+        assert list(step["num_waiting_by_reason"]) == ["budget", "seqs", "blocks", "long_prefill"]
+
+
 async def test_a_dead_engine_ends_streams_refuses_new_ones_and_fails_the_check(tmp_path: Path) -> None:
     class Broken(FakeModel):
         def submit(self, plan: object) -> object:  # type: ignore[override]
