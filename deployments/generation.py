@@ -44,6 +44,7 @@ Parsed = openai_schema.ChatCompletionRequest | openai_schema.CompletionRequest
 
 ROUTES: dict[Kind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ID_PREFIXES: dict[Kind, str] = {"chat": "chatcmpl-", "completions": "cmpl-"}
+MAX_PARSED_INLINE_BYTES = 2**16
 JSON_HEADERS = {"content-type": "application/json"}
 SSE_HEADERS = {"content-type": sse.MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -124,7 +125,7 @@ class GenerationEndpoint:
             edge.metrics.in_flight(edge.in_flight.count)
 
     async def _answer(self, body: bytes, reply: Reply) -> None:
-        parsed = self._parse(body)
+        parsed = await self._parsed(body)
         model = find_model(self._models, parsed.model)
         _check_policy(model, parsed)
         self._check_queues(model, parsed)
@@ -166,6 +167,12 @@ class GenerationEndpoint:
             self._edge.metrics.stream_failed(self._route)
             await reply.part(stream.fail(_known(error)), more=True)
         await reply.part(b"", more=False)
+
+    async def _parsed(self, body: bytes) -> Parsed:
+        """A large body takes long enough to delay every stream of this process: it is parsed in a thread."""
+        if len(body) <= MAX_PARSED_INLINE_BYTES:
+            return self._parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self._edge.threads, self._parse, body)
 
     def _parse(self, body: bytes) -> Parsed:
         return openai_schema.parse_chat(body) if self._kind == "chat" else openai_schema.parse_completion(body)

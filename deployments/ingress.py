@@ -56,8 +56,8 @@ class Ingress:
         self._metrics = Metrics((*INGRESS_METRICS, *ROUTER_METRICS), {"ingress": self._id})
         self._exporter, port = serve_metrics(self._metrics.registry, config.metrics_host, config.metrics_ports)
         self._metrics_address = metrics_address(config.metrics_host, port)
-        self._models = [self._served(index, handle, machine) for index, handle in enumerate(handles)]
         self._tokenizer_threads = ThreadPoolExecutor(config.ingress.tokenizer_threads, "tokenize")
+        self._models = [self._served(index, handle, machine) for index, handle in enumerate(handles)]
         self._edge = Edge(
             settings=config.ingress,
             leases=Leases(f"{self._id}-{secrets.token_hex(4)}", time.monotonic),
@@ -68,7 +68,7 @@ class Ingress:
 
     def _served(self, index: int, handle: DeploymentHandle[Any], machine: Machine) -> ServedModel:
         settings = self._config.models[index]
-        client = ServeModelClient(handle)
+        client = ServeModelClient(handle, self._tokenizer_threads)
         client.state.attach(self._metrics, settings.name)
         bounds = settings.engine_config(machine, self._config.num_model_replicas).scheduler
         return ServedModel(settings, bounds, client, int(time.time()))

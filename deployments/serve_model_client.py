@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, cast
 
 from ray.exceptions import RayActorError, RayError
@@ -28,16 +30,22 @@ from router.types import RouteRequest
 logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 2.0
+MAX_HASHED_INLINE_TOKENS = 2048
 FACTS_TIMEOUT_S = 30.0
 RETRY_AFTER_RESTART_S = 5.0
 
 
 class ServeModelClient:
-    """`ModelClient` over a Serve handle of a replica deployment. `state` is what its router knows in this process."""
+    """`ModelClient` over a Serve handle of a replica deployment. `state` is what its router knows in this process.
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    `threads`: where long prompts are hashed, so that no other stream waits for it.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], threads: Executor) -> None:
         self.state: RouterState = state_of(handle)
         self._handle = handle
+        self._threads = threads
+        self._hashes: dict[str, tuple[bytes, ...]] = {}  # of open requests
         self._streaming = handle.options(method_name="generate", stream=True)
 
     def num_replicas(self) -> int:
@@ -47,7 +55,8 @@ class ServeModelClient:
         return self.state.reports()
 
     async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
-        response = self._streaming.remote(request, route=self._route_of(request), exclude=exclude)
+        route = await self._route_of(request)
+        response = self._streaming.remote(request, route=route, exclude=exclude)
         try:
             async for message in cast(AsyncIterator[StreamMessage], response):
                 self.state.received(request.request_id, message)
@@ -58,16 +67,25 @@ class ServeModelClient:
         except Exception as error:
             raise translated(error) from error
 
-    def _route_of(self, request: GenerationRequest) -> RouteRequest:
-        """What the router has to know; the hashes are those by which replicas find cached prefixes."""
+    async def _route_of(self, request: GenerationRequest) -> RouteRequest:
+        """What the router has to know; the hashes, made once a request, are those by which replicas find prefixes."""
         reports = self.state.reports() if self.state.uses_prefixes else []
-        hashes = block_hashes(request.prompt_ids, reports[0].block_size, request.cache_salt) if reports else ()
+        if reports and request.request_id not in self._hashes:
+            self._hashes[request.request_id] = await self._hashed(request, reports[0].block_size)
+        hashes = self._hashes.get(request.request_id, ())
         return RouteRequest(request.request_id, len(request.prompt_ids), request.sampling.max_tokens, request.n, hashes)
+
+    async def _hashed(self, request: GenerationRequest, block_size: int) -> tuple[bytes, ...]:
+        hashed = partial(block_hashes, request.prompt_ids, block_size, request.cache_salt)
+        if len(request.prompt_ids) <= MAX_HASHED_INLINE_TOKENS:
+            return hashed()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, hashed)
 
     def replica_of(self, request_id: str) -> str | None:
         return self.state.replica_of(request_id)
 
     def forget(self, request_id: str) -> None:
+        self._hashes.pop(request_id, None)
         self.state.ended(request_id)
 
     async def abort(self, replica_id: str, request_id: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -219,7 +220,7 @@ async def test_decisions_follow_the_routing_stats(handle: DeploymentHandle[Any])
 
 async def test_a_silent_replica_costs_only_its_own_answer(handle: DeploymentHandle[Any]) -> None:
     _, replica_ids = await ready(handle)
-    client = ServeModelClient(handle)
+    client = ServeModelClient(handle, ThreadPoolExecutor(1))
     assert sorted(answer["replica_id"] for answer in await client.ask_all("status")) == replica_ids
     silent, *others = replica_ids
     await call_pinned(handle, silent, "set_answers", False, timeout_s=20.0)
