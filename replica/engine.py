@@ -158,10 +158,11 @@ class Engine:
         seed = self._random_seed() if request.sampling.seed is None else request.sampling.seed
         taken: dict[int, int] = {}
         try:
-            for index in range(request.n):
+            for number in range(request.n):
                 seq_id = self._next_seq_id
                 self._next_seq_id += 1
-                self._scheduler.add(seq_id, request, index, sequence_seed(seed, index), arrived_at_s)
+                index = request.first_index + number
+                self._scheduler.add(seq_id, request, number, sequence_seed(seed, index), arrived_at_s)
                 taken[index] = seq_id
         except BrimfulError:
             for seq_id in taken.values():

@@ -145,7 +145,7 @@ class OpenStreams:
         if reason is FinishReason.REJECTED:
             self.end(stream, reason, update.errors[row])
             return
-        answer = stream.answers[update.indexes[row]]
+        answer = stream.answers[update.indexes[row] - stream.request.first_index]
         if answer.finish_reason is not None:
             return
         ended = answer.push(token_id, reason, update.stop_reasons[row], update.errors[row])

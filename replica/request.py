@@ -29,9 +29,10 @@ class SamplingParams:
 
     `temperature` 0 (or below 1e-5) is greedy; `top_k` 0 is off; `top_p` 1 is off. Token i of a sequence depends on
     `seed`, the sequence's index and i alone, never on neighbours or on how often the sequence was preempted: the
-    draw is a hash of the three. `seed` None: the engine picks one. `stop` strings are matched in text, outside the
-    engine; `stop_token_ids` inside it. `ignore_eos` ignores every EOS of the model, but no stop that the request
-    itself names.
+    draw is a hash of the three. `seed` None: the engine picks one, and nobody else can continue the request; the
+    ingress therefore always names one. `stop` strings are matched in text, outside the engine; `stop_token_ids` inside
+    it. Neither these nor an EOS end a sequence within its first `min_tokens` tokens; the token after them is the first
+    that may. `ignore_eos` ignores every EOS of the model, but no stop that the request itself names.
     """
 
     max_tokens: int
@@ -50,16 +51,19 @@ class SamplingParams:
 class GenerationRequest:
     """One request as a replica takes it: already tokenized and checked against the model's limits.
 
+    Its sequences have the indexes `first_index` to `first_index + n - 1`, in their seeds and in their events.
     `prior_output_ids` are tokens that another replica already made for it (a stream continued after a failure): they
     are context here, count towards `max_tokens`, shift the sampler by their number and are never sent again. Only
-    with n = 1. `cache_salt` separates prefix-cache entries of tenants. `priority`: lower is more important. `lease`
-    names the ingress process that must renew this stream.
+    with n = 1; `first_index` then says which of the client's n is continued. `cache_salt` separates prefix-cache
+    entries of tenants. `priority`: lower is more important. `lease` names the ingress process that must renew this
+    stream.
     """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     n: int = 1
+    first_index: int = 0
     priority: int = 0
     prior_output_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
@@ -71,7 +75,7 @@ class TokenEvent:
     """News of one sequence: `text` is what `token_ids` add to what was sent before (may lag behind the ids, never
     ahead).
 
-    `index` is the sequence's place among the request's n. The last event of a sequence has `finish_reason`;
+    `index` is the sequence's place among the client's n. The last event of a sequence has `finish_reason`;
     `stop_reason` is the stop string or token id that matched, None for EOS. `error` is set for `error`, `rejected`,
     `timeout`. `num_output_tokens` counts all tokens generated so far, those that stop handling withholds from the
     text included.

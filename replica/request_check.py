@@ -21,6 +21,8 @@ def check_request(request: GenerationRequest, shape: ModelShape) -> None:
     are the scheduler's to judge."""
     if not 1 <= request.n <= MAX_N:
         raise InvalidRequest(f"n must be from 1 to {MAX_N}, not {request.n}", param="n")
+    if not 0 <= request.first_index <= MAX_N - request.n:
+        raise InvalidRequest(f"first_index must be from 0 to {MAX_N - request.n}", param="first_index")
     if not request.prompt_ids:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     _check_ids("prompt", request.prompt_ids, shape.vocab_size)

@@ -99,7 +99,7 @@ class Stream:
         self.accepted = False
         self.num_cached_tokens = 0
         self.has_first_token = False
-        self.answers = [Answer(index, request, tokenizer) for index in range(request.n)]
+        self.answers = [Answer(request.first_index + i, request, tokenizer) for i in range(request.n)]
         self._wake = asyncio.Event()
 
     @property

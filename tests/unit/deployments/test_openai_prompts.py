@@ -38,6 +38,27 @@ def test_a_chat_becomes_one_request_with_all_that_was_asked() -> None:
     assert (request.lease, request.sampling.max_tokens) == ("l", 5)
 
 
+def test_every_request_leaves_with_a_seed_and_each_prompt_with_its_own() -> None:
+    seeds = iter(range(100, 110))
+    parsed = parse_completion(json.dumps({"model": "m", "prompt": ["a", "b"], "n": 2}).encode())
+    made = completion_requests(
+        parsed,
+        request_id="r",
+        tokenizer=TOKENIZER,
+        card=CARD,
+        max_model_len=CONTEXT,
+        random_seed=lambda: next(seeds),
+    )
+    assert [request.sampling.seed for request in made] == [100, 101]
+    drawn = [chat("hello")[0].sampling.seed for _ in range(2)]
+    assert drawn[0] != drawn[1] and all(seed is not None and 0 <= seed < 2**63 for seed in drawn)
+
+
+def test_the_client_s_seed_is_kept() -> None:
+    assert [request.sampling.seed for request in complete(["a", "b"], seed=0)] == [0, 0]
+    assert chat("hello", seed=-7)[0].sampling.seed == -7
+
+
 def test_parts_and_string_give_the_same_tokens() -> None:
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     assert chat(parts)[0].prompt_ids == chat("hello")[0].prompt_ids

@@ -75,6 +75,18 @@ def test_a_continued_request_makes_only_the_missing_tokens() -> None:
     assert driver.tokens["r", 0] == tokens[4:]
 
 
+def test_any_one_of_several_sequences_can_be_continued() -> None:
+    model = FakeModel(fake_shape())
+    whole = request_of("r", n=3, max_tokens=10, temperature=1.0, seed=3)
+    tokens = expected(model, whole, index=2)
+    rest = request_of("r", max_tokens=10, temperature=1.0, seed=3, prior_output_ids=tuple(tokens[:4]), first_index=2)
+    driver = EngineDriver(small_config(), model)
+    driver.submit(rest)
+    driver.run()
+    assert driver.tokens == {("r", 2): tokens[4:]}
+    assert driver.ends == {("r", 2): [FinishReason.LENGTH]}
+
+
 def test_a_repeated_prompt_reports_its_cached_tokens_with_the_first_token() -> None:
     driver = EngineDriver(small_config(), FakeModel(fake_shape(block_size=4)))
     driver.submit(request_of("a", num_prompt=10))
@@ -93,6 +105,8 @@ def test_a_repeated_prompt_reports_its_cached_tokens_with_the_first_token() -> N
         (request_of(n=0), "invalid_value", "n"),
         (request_of(n=129), "invalid_value", "n"),
         (request_of(n=2, prior_output_ids=(1,)), "invalid_value", "n"),
+        (request_of(first_index=-1), "invalid_value", "first_index"),
+        (request_of(first_index=127, n=2), "invalid_value", "first_index"),
         (request_of(prior_output_ids=(99,)), "invalid_value", "prior_output_ids"),
         (request_of(max_tokens=2, prior_output_ids=(1, 2)), "invalid_value", "max_tokens"),
         (request_of(max_tokens=0), "invalid_value", "max_tokens"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,19 @@ async def test_a_continued_stream_sends_nothing_again_and_counts_on(factory: Fak
     assert answered.token_ids() == tokens[5:]
     assert answered.text() == text_of(tokens[5:])
     assert answered.end().num_output_tokens == 12
+
+
+async def test_one_of_several_answers_is_continued_under_its_own_index(factory: FakeFactory) -> None:
+    request = request_of("r", max_tokens=12, n=3, temperature=1.0, seed=5)
+    tokens = oracle(request, 2)
+    stop = text_of(tokens)[7:9]
+    rest = replace(request, n=1, first_index=2, prior_output_ids=tuple(tokens[:5]))
+    async with running(small_config(), factory) as service:
+        answered = await answer(service, replace(rest, sampling=replace(request.sampling, stop=(stop,))))
+        refused = await answer(service, replace(rest, prior_output_ids=(-1,)))
+    assert answered.text(2) == text_of(tokens[5:7])
+    assert (answered.end(2).stop_reason, {event.index for event in answered.events}) == (stop, {2})
+    assert [(event.index, event.finish_reason) for event in refused.events] == [(2, FinishReason.REJECTED)]
 
 
 async def test_a_stop_string_that_began_on_another_replica_is_found(factory: FakeFactory) -> None:
