@@ -28,7 +28,8 @@ class TextUpdate:
 class OutputText:
     """Text of one sequence. After an update with `stop`, or a call with `finish_reason`, it is over.
 
-    Stop strings don't match within the first `min_tokens` tokens, whose text is sent as it is. The text of a token of
+    No stop string ends the sequence within its first `min_tokens` tokens, whose text is sent as it is: the token after
+    them is the first that may complete one, as it is the first that may be a stop token. The text of a token of
     `stop_token_ids` that ended the sequence isn't shown. `prior_output_ids` (made elsewhere) move the state on; their
     certain text counts as sent.
     """
@@ -73,7 +74,7 @@ class OutputText:
 
     def _watch(self, text: str, pieces: list[str]) -> bool:
         """Add what may be sent of `text` to `pieces`; whether a stop string was completed."""
-        if self._num_tokens < self._sampling.min_tokens:
+        if self._num_tokens <= self._sampling.min_tokens:
             pieces.append(text)
             return False
         certain, stop = self._stops.feed(text)

@@ -37,7 +37,8 @@ def test_a_stop_completed_on_the_last_allowed_token_counts_as_stop() -> None:
 
 def test_a_stop_within_the_first_min_tokens_does_not_match() -> None:
     assert output(stop=("b",), min_tokens=3).feed(ids("abcabc")) == TextUpdate("abca", 5, "b")
-    assert output(stop=("b",), min_tokens=2).feed(ids("abcabc")) == TextUpdate("a", 2, "b")
+    assert output(stop=("b",), min_tokens=2).feed(ids("abcabc")) == TextUpdate("abca", 5, "b")
+    assert output(stop=("b",), min_tokens=1).feed(ids("abcabc")) == TextUpdate("a", 2, "b")
 
 
 def test_the_stop_token_has_no_text_and_still_counts() -> None:
