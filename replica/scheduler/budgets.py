@@ -19,6 +19,12 @@ CHANGEABLE = (
     "watermark",
 )
 
+_KINDS: dict[str, tuple[Any, str]] = {
+    "max_num_partial_prefills": ((int, type(None)), "a whole number, or None for no limit"),
+    "max_long_partial_prefills": ((int, type(None)), "a whole number, or None for no limit"),
+    "watermark": ((int, float), "a number"),
+}
+
 
 def check_against_model(config: SchedulerConfig, shape: ModelShape) -> None:
     """Raises SettingError where a setting contradicts the model that is loaded."""
@@ -35,9 +41,9 @@ def changed(start: SchedulerConfig, now: SchedulerConfig, changes: dict[str, Any
     for name, value in changes.items():
         if name not in CHANGEABLE:
             raise SettingError(name, value, f"only these can change on a running replica: {', '.join(CHANGEABLE)}")
-        is_share = name == "watermark"
-        if isinstance(value, bool) or not isinstance(value, (int, float) if is_share else (int, type(None))):
-            raise SettingError(name, value, "a number" if is_share else "a whole number")
+        kinds, allowed = _KINDS.get(name, ((int,), "a whole number"))
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise SettingError(name, value, allowed)
         if _as_limit(name, value) > _as_limit(name, getattr(start, name)):
             raise SettingError(name, value, f"at most its start value, {getattr(start, name)}")
     return replace(now, **changes)

@@ -16,6 +16,7 @@ _End = tuple[FinishReason, int | None, str | None]
 def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now_s: float) -> StepOutcome:
     """Apply a step's result. Rows of sequences that ended meanwhile change nothing; a row of a sequence that was
     preempted meanwhile still delivers its token, but no KV."""
+    state.now_s = now_s
     tables, failed = state.tables, result.failed_rows
     ends: dict[int, _End] = {}
     silent: set[int] = set()

@@ -52,7 +52,8 @@ class StepPlan:
     the draw). Per step: `token_ids` (flat, sum of `num_tokens`); `joined` and `left` (lanes taken and given back
     since the last plan; `left` first); `token_masks` (row -> allowed-token bitmask, 1 bit a token, little-endian,
     ceil(vocab / 8) bytes). What a mask allows depends on every token before, so a sequence with masks is left out of
-    a plan while its last token is pending: such a row never has a `PENDING_TOKEN`. The split of tokens into prefill, decode and recomputed is what `StepStats` reports.
+    a plan while its last token is pending: such a row never has a `PENDING_TOKEN`. The split of tokens into
+    prefill, decode and recomputed is what `StepStats` reports.
     """
 
     step: int

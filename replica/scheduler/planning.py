@@ -26,6 +26,7 @@ from replica.scheduler.state import InFlight, SchedulerState, StepDraft
 
 def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
     """Plan one step and count it as in flight; None when nothing can be computed now."""
+    state.now_s = now_s
     draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running))
     _plan_decodes(state, draft)
     _plan_prefills(state, draft, now_s)

@@ -56,4 +56,5 @@ def return_to_queue(state: SchedulerState, seq: Sequence) -> None:
     seq.num_computed = seq.num_scheduled = 0
     seq.num_hashed = seq.hash_due = 0
     seq.status = SequenceStatus.WAITING
+    seq.waiting_since_s = state.now_s
     state.waiting.add_returned(seq)

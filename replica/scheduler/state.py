@@ -47,7 +47,8 @@ class SchedulerState:
     """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
     they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `refilling`: the
-    fixed batch of `batching = static` still takes members. `admit_nobody`: the next plan only."""
+    fixed batch of `batching = static` still takes members. `admit_nobody`: the next plan only. `now_s`: the time of the
+    last plan or commit, which is when those between them happen that are told no time (preemption, rollback)."""
 
     config: SchedulerConfig
     shape: ModelShape
@@ -64,6 +65,7 @@ class SchedulerState:
     refilling: bool = False
     num_steps: int = 0
     num_arrivals: int = 0
+    now_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -148,6 +148,27 @@ def test_preempting_the_newest_on_demand_shrinks_the_next_step() -> None:
     assert [w.scheduler.preempt_newest() for _ in range(3)] == [True, True, False], "never the last one"
 
 
+def test_a_preempted_sequence_has_waited_since_its_preemption() -> None:
+    w = world()
+    w.add(request([5], 9))
+    w.add(request([6], 9))
+    w.now_s = 100.0
+    w.step()
+    w.scheduler.preempt_newest()
+    assert w.scheduler.stats(None, 102.5, step_s=0, idle_s=0).oldest_waiting_s == 2.5
+
+
+def test_a_sequence_that_makes_room_has_waited_since_that_plan() -> None:
+    w = world(num_blocks=3, block_size=2)
+    w.add(request([5, 5], 4, ignore_eos=True))
+    w.add(request([6, 6], 4, ignore_eos=True))
+    w.step()
+    w.now_s = 100.0
+    w.step()
+    assert (w.scheduler.num_running, w.scheduler.num_waiting) == (1, 1)
+    assert w.scheduler.stats(None, 101.0, step_s=0, idle_s=0).oldest_waiting_s == 1.0
+
+
 def test_a_token_in_flight_reaches_a_sequence_that_was_preempted_meanwhile() -> None:
     w = world()
     w.add(request([5], 9))

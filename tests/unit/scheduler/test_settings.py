@@ -260,7 +260,19 @@ def test_prefill_limits_change_live_but_never_above_their_start(
     assert getattr(w.scheduler.config, name) == lower
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_num_seqs", "3"), ("max_num_seqs", 2.5), ("watermark", True)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", "3"),
+        ("max_num_seqs", 2.5),
+        ("max_num_seqs", None),
+        ("max_num_batched_tokens", None),
+        ("long_prefill_token_threshold", None),
+        ("max_num_partial_prefills", 1.5),
+        ("watermark", True),
+        ("watermark", None),
+    ],
+)
 def test_a_live_change_of_the_wrong_type_is_refused(name: str, value: object) -> None:
     with pytest.raises(SettingError, match=f"{name} = "):
         world(watermark=0.5).scheduler.set_budgets(**{name: value})
