@@ -13,8 +13,9 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from deployments.config import AppConfig, Machine, ModelSettings
+from deployments.config import AppConfig, ModelSettings
 from deployments.ingress import Ingress
+from deployments.machine import Machine
 from deployments.replica_deployment import ReplicaDeployment
 from replica.config import SchedulerConfig
 
@@ -50,6 +51,7 @@ def build(args: dict[str, Any] | AppConfig) -> serve.Application:
 
 
 def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: Machine) -> serve.Application:
+    model.check_unused(model.device_on(machine))
     engine = model.engine_config(machine, config.num_model_replicas)
     routing: dict[str, Any] = {
         "request_router_class": ROUTER,
@@ -91,4 +93,5 @@ def machine_of_cluster() -> Machine:
     """GPUs and cores of the running Ray cluster. A cluster whose GPU nodes only come with demand shows none: there,
     say `device: cuda`."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return Machine(has_gpu=resources.get("GPU", 0) > 0, num_cpus=max(1.0, resources.get("CPU", 1.0)))
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return Machine(has_gpu=resources.get("GPU", 0) > 0, node_cpus=tuple(nodes) or (1.0,))

@@ -15,7 +15,6 @@ types and values out of range raise `SettingError` with the path of the setting,
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +22,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployments.machine import Machine
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import ErrorInfo, SettingError, error_from_info
 
@@ -48,13 +48,6 @@ class Settings(BaseModel):
             raise _setting_error(error, path) from None
 
 
-class Machine(Settings):
-    """What the cluster offers: GPUs at all, and CPU cores to divide among the replicas of all models."""
-
-    has_gpu: bool = False
-    num_cpus: float = 1.0
-
-
 class ModelSettings(Settings):
     """One model: how often, where, and with which engine settings. None means: derived, or the engine's default."""
 
@@ -72,12 +65,14 @@ class ModelSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda when the cluster has a GPU")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="auto: by device")
     max_model_len: int | None = Field(default=None, ge=1, description="longest prompt + output, tokens [the model's]")
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="share of GPU memory to use")
+    gpu_memory_utilization: float | None = Field(
+        default=None, gt=0, le=1, description="share of GPU memory to use; cuda only"
+    )
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1, description="memory of the KV cache, bytes [derived]")
     num_blocks: int | None = Field(default=None, ge=1, description="KV blocks [from memory]")
     block_size: int | None = Field(default=None, ge=1, description="slots of a KV block, tokens [by attention backend]")
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of one replica [its share of the cores]"
+        default=None, ge=1, description="CPU threads of one replica; cpu only [its share of the cores]"
     )
     chat_template: str | None = Field(
         default=None, description="file with a Jinja chat template, or the template [model's]"
@@ -129,6 +124,17 @@ class ModelSettings(Settings):
             return "cuda" if machine.has_gpu else "cpu"
         return self.device
 
+    def check_unused(self, device: str) -> None:
+        """Raises `SettingError` for a setting that would change nothing on `device` (`auto`: not known yet), or with
+        this model."""
+        for name, only_on in (("gpu_memory_utilization", "cuda"), ("num_threads", "cpu")):
+            if getattr(self, name) is not None and device not in ("auto", only_on):
+                raise SettingError(name, getattr(self, name), f"only on device {only_on}, and this model's is {device}")
+        path = Path(self.model).expanduser()
+        on_disk = self.model.endswith(".gguf") or self.model.startswith((".", "~", "/")) or path.exists()
+        if self.revision is not None and (on_disk or self.model == "embedded"):
+            raise SettingError("revision", self.revision, "only for a model of the hub")
+
     def limits_on(self, device: str) -> tuple[int, int]:
         """(`max_num_seqs`, `max_num_batched_tokens`): a limit not given follows the device, and yields to the other."""
         seqs, tokens = DEVICE_LIMITS[device]
@@ -145,7 +151,7 @@ class ModelSettings(Settings):
         seqs, tokens = self.limits_on(device)
         derived: dict[str, Any] = {"device": device, "max_num_seqs": seqs, "max_num_batched_tokens": tokens}
         if device == "cpu" and self.num_threads is None:
-            derived["num_threads"] = max(1, int(machine.num_cpus / num_replicas_in_all))
+            derived["num_threads"] = max(1, int(machine.cpu_share(num_replicas_in_all)))
         given = self.model_dump(exclude_none=True) | derived
         return EngineConfig(
             model=ModelConfig(**_only(given, ModelConfig)),
@@ -156,7 +162,7 @@ class ModelSettings(Settings):
     def ray_resources(self, machine: Machine, num_replicas_in_all: int) -> dict[str, float]:
         """`num_cpus` and `num_gpus` of one replica's actor. CPUs are reserved so that replicas spread over nodes."""
         on_gpu = self.device_on(machine) == "cuda"
-        share = 1.0 if on_gpu else _whole_or_hundredths(machine.num_cpus / num_replicas_in_all)
+        share = 1.0 if on_gpu else machine.cpu_share(num_replicas_in_all)
         num_cpus = self.num_cpus if self.num_cpus is not None else share
         num_gpus = self.num_gpus if self.num_gpus is not None else float(on_gpu)
         return {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -242,6 +248,7 @@ class AppConfig(Settings):
                 allowed = "prefix_affinity is the only weight of the router that isn't 0"
                 raise SettingError(f"{here}enable_prefix_caching", model.enable_prefix_caching, allowed)
             try:
+                model.check_unused(model.device)
                 model.engine_config(Machine(), self.num_model_replicas)
             except SettingError as error:
                 raise error_from_info(ErrorInfo(error.code, here + error.message, error.param)) from None
@@ -272,7 +279,7 @@ class ServeConfig(Settings):
 
 
 class _ServeApplication(Settings):
-    name: str = "brimful"
+    name: Literal["brimful"] = "brimful"
     route_prefix: Literal["/"] = "/"
     import_path: Literal["deployments.app:build"]
     args: dict[str, Any] = {}
@@ -315,11 +322,6 @@ def _setting_error(error: ValidationError, path: str) -> SettingError:
 def _dotted(loc: tuple[int | str, ...]) -> str:
     """("models", 0, "dtype") -> "models[0].dtype"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
-
-
-def _whole_or_hundredths(num_cpus: float) -> float:
-    """Rounded down to what Ray takes: whole above 1, hundredths below, so that all shares together still fit."""
-    return float(math.floor(num_cpus)) if num_cpus >= 1 else max(0.01, math.floor(num_cpus * 100) / 100)
 
 
 def _only(values: dict[str, Any], kind: type[Any], but: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -26,12 +26,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deployments.admission import InFlight
-from deployments.config import AppConfig, Machine
+from deployments.config import AppConfig
 from deployments.edge_metrics import EdgeMetrics
 from deployments.generation import Edge
 from deployments.ingress_peers import IngressPeers
 from deployments.leases import Leases
 from deployments.loopback import keep_serve_port_local
+from deployments.machine import Machine
 from deployments.metrics import INGRESS_METRICS
 from deployments.process_address import metrics_address
 from deployments.routes import ERROR_HANDLERS, model_routes

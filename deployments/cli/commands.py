@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from deployments.cli import flags
 from deployments.cli.console import Console, error_line
-from replica.errors import BrimfulError
+from replica.errors import BrimfulError, SettingError
 
 URL = "http://127.0.0.1:8000"
 EXIT_USAGE = 2
@@ -70,6 +70,19 @@ def _keyword(name: str, option: Any, kind: Any) -> inspect.Parameter:
 _with_setting_flags()
 
 
+def _base_url(url: str) -> str:
+    """`url` without a slash at its end. Raises `SettingError` for what isn't an http(s) URL."""
+    import httpx
+
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise SettingError("--url", url, f"a URL such as {URL} ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise SettingError("--url", url, f"a URL such as {URL}")
+    return url.rstrip("/")
+
+
 @app.command()
 def chat(
     url: UrlOption = URL,
@@ -82,7 +95,9 @@ def chat(
     from deployments.cli.chat import chat as converse
 
     options = {"temperature": temperature, "max_tokens": max_tokens}
-    return converse(url, model, system, {name: value for name, value in options.items() if value is not None})
+    return converse(
+        _base_url(url), model, system, {name: value for name, value in options.items() if value is not None}
+    )
 
 
 @app.command()
@@ -95,7 +110,7 @@ def status(
 
     from deployments.cli.status import fetch_status, show_status
 
-    answer = asyncio.run(fetch_status(url))
+    answer = asyncio.run(fetch_status(_base_url(url)))
     if as_json:
         print(json.dumps(answer, indent=2))
     else:

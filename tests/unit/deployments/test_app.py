@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.app import router_settings
-from deployments.config import AppConfig, Machine
+from deployments.config import AppConfig
+from deployments.machine import Machine
 from router.config import RouterConfig
 
 

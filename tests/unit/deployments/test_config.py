@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config import AppConfig, Machine, ModelSettings, ServeConfig, load_serve_config
+from deployments.config import AppConfig, ModelSettings, ServeConfig, load_serve_config
+from deployments.machine import Machine
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import SettingError
 
-CPU = Machine(has_gpu=False, num_cpus=8)
-GPU = Machine(has_gpu=True, num_cpus=8)
+CPU = Machine(has_gpu=False, node_cpus=(8.0,))
+GPU = Machine(has_gpu=True, node_cpus=(8.0,))
 
 # Every engine setting with a value that isn't its default.
 OTHER_VALUES: dict[str, Any] = {
@@ -66,7 +67,7 @@ def flat(config: EngineConfig) -> dict[str, Any]:
 
 
 def test_every_engine_setting_can_be_set_and_arrives_in_the_engine() -> None:
-    engine = flat(parsed(**OTHER_VALUES).engine_config(CPU, 1))
+    engine = flat(ModelSettings(**OTHER_VALUES).engine_config(CPU, 1))
     settings = [f.name for kind in (ModelConfig, SchedulerConfig) for f in fields(kind)]
     settings += [f.name for f in fields(EngineConfig) if f.name not in ("model", "scheduler")]
     assert sorted(OTHER_VALUES) == sorted(settings)
