@@ -1,18 +1,19 @@
-"""The embedded model's real tokenizer and template against `transformers`. Skips where the model isn't prepared."""
+"""The embedded model's real tokenizer and template against `transformers`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replica.model.cache_folder import default_cache_dir
 from replica.model_card import TextBundle
 from replica.request import FinishReason, SamplingParams
 from replica.text.chat_encoding import ChatEncoder
 from replica.text.chat_template import ChatTemplate
 from replica.text.output_text import OutputText
 from replica.text.tokenizer import Tokenizer
+from tests.model.embedded import embedded_card
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +30,7 @@ CHATS: list[list[dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def bundle() -> TextBundle:
-    folders = sorted((default_cache_dir() / "models").glob("smollm2-135m-instruct-*/brimful.json"))
-    if not folders:
-        pytest.skip("the embedded model isn't prepared on this machine (brimful models prepare)")
-    return TextBundle.load(folders[-1].parent)
+    return TextBundle.load(Path(embedded_card().folder))
 
 
 @pytest.fixture(scope="module")
