@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from replica.metrics import LATENCY_BUCKETS_S, MetricSpec
 
-# `route` is one of the served paths without a model's prefix, or "other": a client can't make new series.
+# `route` is one of the generation paths without a model's prefix; other paths aren't counted: a client can't make new
+# series.
 INGRESS_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("http_requests", "counter", "HTTP requests answered, by route and status.", ("route", "status")),
     MetricSpec(
