@@ -13,6 +13,13 @@ from replica.request import FinishReason
 from replica.stats import RequestTimings
 from replica.stream import Answer, Stream
 
+_GAUGES_OF_CONTENT = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "kv_cache_cached_ratio",
+    "oldest_waiting_seconds",
+)
 _COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -52,8 +59,8 @@ class Recorder:
             inc("step_tokens", stats.num_recomputed_tokens, kind="recomputed")
 
     def dead(self) -> None:
-        """The engine is gone, and what it held with it: no gauge may stay where it was."""
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "oldest_waiting_seconds"):
+        """The engine is gone, and what it held with it. Gauges of its size and limits stay: they say what it had."""
+        for name in _GAUGES_OF_CONTENT:
             self._metrics.set(name, 0)
         for reason in self._waiting_reasons:
             self._metrics.set("num_requests_waiting_by_reason", 0, reason=reason)

@@ -107,3 +107,22 @@ def test_metrics_of_a_process_without_common_labels_have_series_too() -> None:
     metrics = Metrics((MetricSpec("things", "counter", "Things."),), {})
     metrics.inc("things", 2)
     assert metrics.registry.get_sample_value("brimful_things_total") == 2
+
+
+def test_a_dead_engine_holds_nothing_and_its_size_stays_known() -> None:
+    metrics = Metrics(REPLICA_METRICS, {"model_name": "m", "replica": "r"})
+    recorder = Recorder(metrics)
+    driver = EngineDriver(small_config(), FakeModel(fake_shape()))
+    driver.submit(request_of("done", num_prompt=8, max_tokens=1, first=50))
+    driver.run()
+    driver.submit(*(request_of(f"r{i}", num_prompt=12) for i in range(6)))
+    recorder.update(driver.step())
+
+    def gauge(name: str) -> float | None:
+        return metrics.registry.get_sample_value(f"brimful_{name}", {"model_name": "m", "replica": "r"})
+
+    assert gauge("kv_cache_cached_ratio") != 0
+    recorder.dead()
+    held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "kv_cache_cached_ratio")
+    assert [gauge(name) for name in held] == [0.0] * 4
+    assert gauge("kv_cache_blocks") == 64
