@@ -43,7 +43,8 @@ class StepStats:
 class RequestTimings:
     """The engine's clock readings of one sequence, seconds on its monotonic clock; None = didn't happen.
 
-    `queued_at_s` when its request came to the replica, `scheduled_at_s` its first chunk, `first_token_at_s`, `finished_at_s`.
+    `queued_at_s` when its request came to the replica, `scheduled_at_s` its first chunk, `first_token_at_s`,
+    `finished_at_s`.
     `num_cached_tokens`: how much of its input came from the prefix cache when it was first scheduled.
     """
 

@@ -1,6 +1,7 @@
 """The main promise on the real model: greedy answers equal `transformers`' own `generate`, however they are scheduled.
 
 Law 8 of the scheduler: equal, or first different where the two best logits are closer than 1e-3; counted and printed.
+One schedule is in the fast suite, the one that every user meets; the others take a minute more.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def _judge(how: str, run: Run, expected: list[Reference]) -> None:
     print(f"{how}: {len(expected)} answers, {num_parted} part from transformers at a near tie")
 
 
+@pytest.mark.slow
 def test_alone(runner: Runner, expected: list[Reference]) -> None:
     for prompt, reference in zip(chat_prompts(), expected, strict=True):
         run = generate(runner, scheduler_for(runner.shape), [prompt], greedy(_NUM_TOKENS))
@@ -61,6 +63,7 @@ def test_eight_at_once(runner: Runner, expected: list[Reference]) -> None:
     _judge("eight at once", run, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [16, 64])
 def test_chunked(runner: Runner, expected: list[Reference], budget: int) -> None:
     run = generate(runner, scheduler_for(runner.shape, budget=budget), chat_prompts(), greedy(_NUM_TOKENS))
@@ -68,6 +71,7 @@ def test_chunked(runner: Runner, expected: list[Reference], budget: int) -> None
     _judge(f"budget {budget}", run, expected)
 
 
+@pytest.mark.slow
 def test_with_a_prefix_hit(runner: Runner, expected: list[Reference]) -> None:
     scheduler = scheduler_for(runner.shape)
     generate(runner, scheduler, chat_prompts(), greedy(1))
@@ -76,6 +80,7 @@ def test_with_a_prefix_hit(runner: Runner, expected: list[Reference]) -> None:
     _judge("prefix hit", run, expected)
 
 
+@pytest.mark.slow
 def test_through_preemption(runner: Runner, expected: list[Reference]) -> None:
     # Room for three of these sequences, not for eight.
     run = generate(runner, scheduler_for(runner.shape, num_blocks=14), chat_prompts(), greedy(_NUM_TOKENS))
