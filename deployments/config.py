@@ -26,6 +26,7 @@ from deployments.machine import Machine
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import ErrorInfo, SettingError, error_from_info
 
+ProxyLocation = Literal["HeadOnly", "EveryNode"]
 IMPORT_PATH = "deployments.app:build"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,254}$"
 ROUTE_PATTERN = r"^/$|^(/[A-Za-z0-9_-]+)+$"
@@ -71,9 +72,7 @@ class ModelSettings(Settings):
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1, description="memory of the KV cache, bytes [derived]")
     num_blocks: int | None = Field(default=None, ge=1, description="KV blocks [from memory]")
     block_size: int | None = Field(default=None, ge=1, description="slots of a KV block, tokens [by attention backend]")
-    num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of one replica; cpu only [its share of the cores]"
-    )
+    num_threads: int | None = Field(default=None, ge=1, description="threads of one replica; cpu only [its cores]")
     chat_template: str | None = Field(
         default=None, description="file with a Jinja chat template, or the template [model's]"
     )
@@ -265,6 +264,7 @@ class ServeConfig(Settings):
     """A Serve config file: everything that `brimful serve --config` and `serve deploy` need."""
 
     http: HttpSettings = HttpSettings()
+    proxy_location: ProxyLocation = "EveryNode"
     app: AppConfig = AppConfig()
 
     def to_serve_file(self) -> dict[str, Any]:
@@ -275,7 +275,8 @@ class ServeConfig(Settings):
             "import_path": IMPORT_PATH,
             "args": self.app.model_dump(mode="json", exclude_defaults=True),
         }
-        return {"http_options": self.http.model_dump(), "applications": [application]}
+        http = self.http.model_dump()
+        return {"http_options": http, "proxy_location": self.proxy_location, "applications": [application]}
 
 
 class _ServeApplication(Settings):
@@ -287,7 +288,7 @@ class _ServeApplication(Settings):
 
 class _ServeFile(Settings):
     http_options: HttpSettings = HttpSettings()
-    proxy_location: Literal["HeadOnly", "EveryNode"] = "EveryNode"
+    proxy_location: ProxyLocation = "EveryNode"
     applications: tuple[_ServeApplication] = Field(min_length=1)
 
 
@@ -303,7 +304,7 @@ def load_serve_config(path: Path) -> ServeConfig:
         raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
     file = _ServeFile.checked(content)
     app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
-    return ServeConfig(http=file.http_options, app=app)
+    return ServeConfig(http=file.http_options, proxy_location=file.proxy_location, app=app)
 
 
 def _setting_error(error: ValidationError, path: str) -> SettingError:

@@ -49,6 +49,7 @@ class Cluster:
             address=ray.address,
             host=config.http.host,
             port=config.http.port,
+            proxy_location=config.proxy_location,
             drain_timeout_s=config.app.drain_timeout_s,
             ray_dashboard=ray.dashboard,
             events_fd=write_fd,

@@ -49,6 +49,7 @@ class ClusterSettings:
     address: str | None
     host: str
     port: int
+    proxy_location: str
     drain_timeout_s: float
     ray_dashboard: bool
     events_fd: int
@@ -104,7 +105,7 @@ class ClusterProcess:
             )
         self._stop_if_asked()
         self._tell("progress", "starting the HTTP proxy")
-        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.start(proxy_location=settings.proxy_location, http_options={"host": settings.host, "port": settings.port})
         self._stop_if_asked()
 
     def _deploy(self, args: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ class Console:
         self._shown_at_s = 0.0
 
     def doing(self, text: str) -> None:
-        """The current work, such as `starting replica 1/2`; its clock goes on while the first word stays the same."""
+        """The current work, such as `starting replica 1/2`; its clock goes on while the first two words stay."""
         if text == self._text:
             return
         if text.split(" ")[:2] != self._text.split(" ")[:2]:

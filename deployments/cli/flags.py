@@ -54,7 +54,9 @@ def serve_config(file: Path | None, given: Mapping[str, Any]) -> ServeConfig:
         app["models"] = [base.app.models[0].model_dump(exclude_unset=True) | _absolute(of_model)]
     try:
         return ServeConfig(
-            http=HttpSettings.checked(base.http.model_dump() | of_http), app=AppConfig.parse(app | of_app)
+            proxy_location=base.proxy_location,
+            http=HttpSettings.checked(base.http.model_dump() | of_http),
+            app=AppConfig.parse(app | of_app),
         )
     except SettingError as error:
         raise _in_flag_terms(error, given) from None

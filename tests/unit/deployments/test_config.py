@@ -179,7 +179,11 @@ def test_a_route_that_is_no_plain_prefix_is_refused(route: str) -> None:
 
 def test_a_file_written_from_a_configuration_reads_back_as_the_same(tmp_path: Path) -> None:
     config = ServeConfig.model_validate(
-        {"http": {"port": 8123}, "app": {"models": [{"replicas": 2, "max_num_seqs": 8}], "router": {"queue_depth": 3}}}
+        {
+            "http": {"port": 8123},
+            "proxy_location": "HeadOnly",
+            "app": {"models": [{"replicas": 2, "max_num_seqs": 8}], "router": {"queue_depth": 3}},
+        }
     )
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(config.to_serve_file()))
@@ -191,6 +195,10 @@ def test_a_file_written_from_a_configuration_reads_back_as_the_same(tmp_path: Pa
     [
         ("applications: []", "applications[0] = None is not allowed: it must be set"),
         ("applications: [{import_path: 'other:app'}]", "applications[0].import_path = 'other:app' is not allowed"),
+        (
+            "applications: [{import_path: 'deployments.app:build', name: other}]",
+            "applications[0].name = 'other' is not allowed: 'brimful'",
+        ),
         (
             "applications: [{import_path: 'deployments.app:build', runtime_env: {}}]",
             "applications[0].runtime_env = {} is not allowed: no such setting",
