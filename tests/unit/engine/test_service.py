@@ -28,11 +28,6 @@ from tests.fake_replica import (
 )
 
 
-@pytest.fixture
-def factory(tmp_path: Path) -> FakeFactory:
-    return FakeFactory(tmp_path)
-
-
 def _num_ends(answered: Answered, request: GenerationRequest) -> int:
     return 1 if answered.events[0].finish_reason is FinishReason.REJECTED else request.n
 

@@ -30,11 +30,6 @@ from tests.fake_replica import (
 )
 
 
-@pytest.fixture
-def factory(tmp_path: Path) -> FakeFactory:
-    return FakeFactory(tmp_path)
-
-
 async def test_an_eos_ends_the_answer_and_stays_out_of_the_text(tmp_path: Path) -> None:
     factory = FakeFactory(tmp_path, faults={"eos_ratio": 0.2})
     request = request_of("r", max_tokens=100, ignore_eos=False)
