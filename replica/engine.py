@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replica.config import EngineConfig
@@ -256,28 +256,14 @@ class Engine:
 
     def _report(self, now_s: float) -> LoadReport:
         self._num_reports += 1
-        load, limits = self._scheduler.load(), self._scheduler.config
-        return LoadReport(
+        return replace(
+            self._scheduler.load(),
             replica_id=self._replica_id,
             epoch=self._epoch,
             number=self._num_reports,
             made_at_s=now_s,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_waiting_tokens=load.num_waiting_tokens,
-            num_preempted=load.num_preempted,
-            num_preempted_tokens=load.num_preempted_tokens,
-            num_prefill_tokens=load.num_prefill_tokens,
-            num_blocks_total=load.num_blocks_total,
-            num_blocks_free=load.num_blocks_free,
-            num_blocks_cached=load.num_blocks_cached,
-            block_size=self._runner.shape.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
             prefill_tokens_per_s=self._prefill_rate.per_s,
             decode_tokens_per_s=self._decode_rate.per_s,
-            block_hashes_added=load.block_hashes_added,
-            block_hashes_evicted=load.block_hashes_evicted,
         )
 
 

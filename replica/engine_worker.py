@@ -27,12 +27,11 @@ from replica.engine import Engine
 from replica.engine_api import EngineCommands, EngineUpdate
 from replica.errors import BrimfulError, EngineDead, ErrorInfo, SettingError, StartupError
 from replica.frames import Channel, PeerGone
-from replica.model.api import ModelRunner, ModelShape
+from replica.model.api import ModelRunner, ModelShape, Progress
 from replica.model_card import ModelCard
 
 _log = logging.getLogger(__name__)
 
-Progress = Callable[[str], None]
 RunnerFactory = Callable[[EngineConfig, Progress], tuple[ModelRunner, ModelCard]]
 """Makes a model ready in the process that calls it. Crosses the process border by its import path."""
 

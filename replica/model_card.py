@@ -45,6 +45,12 @@ class ModelCard:
     default_top_p: float = 1.0
     default_top_k: int = 0
 
+    @classmethod
+    def from_json(cls, text: str) -> ModelCard:
+        """Raises ValueError, TypeError or KeyError for what is no card."""
+        fields = json.loads(text)
+        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+
     def save(self, folder: Path) -> None:
         (folder / CARD_FILE).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False), encoding="utf-8")
 
@@ -52,8 +58,7 @@ class ModelCard:
     def load(cls, folder: Path) -> ModelCard:
         """Raises `ModelNotFound` when the folder holds no readable card."""
         try:
-            fields = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-            return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+            return cls.from_json((folder / CARD_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ModelNotFound(f"{folder} holds no prepared model ({CARD_FILE}: {error})") from error
 

@@ -200,6 +200,7 @@ class ReplicaService:
             "state": "dead" if self._death is not None else "draining" if self._draining else "ready",
             "num_streams": len(self._streams),
             "max_model_len": self.shape.max_model_len,
+            "kv_bytes_per_token": self.shape.kv_bytes_per_token,
             "limits": asdict(self._limits),
             "load": asdict(self.load()),
             "last_step": None if step is None else _step_status(step),

@@ -29,7 +29,7 @@ VOCAB_SIZE = EOS_ID + 1
 
 
 def fake_shape(num_blocks: int = 64, block_size: int = 4, max_model_len: int = 128) -> ModelShape:
-    return ModelShape(num_blocks, block_size, VOCAB_SIZE, VOCAB_SIZE, max_model_len, (EOS_ID,))
+    return ModelShape(num_blocks, block_size, VOCAB_SIZE, max_model_len, (EOS_ID,))
 
 
 def small_config(**changes: Any) -> EngineConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -51,8 +50,7 @@ async def prepare_model(settings: ModelSettings, temporary: Path, progress: Call
         await _end(process)
     if code:
         raise ModelNotFound(last or f"preparing {settings.model} failed with exit code {code}")
-    fields = json.loads(card.splitlines()[-1])
-    return ModelCard(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+    return ModelCard.from_json(card.splitlines()[-1])
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -5,25 +5,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from replica.scheduler.plan import StepPlan, StepResult
 
+Progress = Callable[[str], None]
+"""Takes a line about loading, for a person who waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What the scheduler must know about a loaded model: lengths in tokens, `block_size` is the attention backend's.
 
-    `logits_size` is the width of the logits (>= `vocab_size` when padded). `kv_bytes_per_token` is for people and
-    status pages.
+    `vocab_size` is the width of the logits too. `kv_bytes_per_token` is for people and status pages.
     """
 
     num_blocks: int
     block_size: int
     vocab_size: int
-    logits_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int = 0

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replica.errors import ResourceError
-
-Progress = Callable[[str], None]
+from replica.model.api import Progress
 
 _HEARTBEAT_S = 5.0
 _LOCK_POLL_S = 0.2

@@ -169,13 +169,14 @@ def _readable_errors(where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ModelNotFound(f"{where} is incomplete: {_first_line(error)}") from error
+        raise ModelNotFound(f"{where} is incomplete: {first_line(error)}") from error
     except Exception as error:
         if "No space left on device" in str(error):
             raise
-        raise ModelUnsupported(f"transformers can't load {where}: {_first_line(error)}") from error
+        raise ModelUnsupported(f"transformers can't load {where}: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library says, short enough for one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

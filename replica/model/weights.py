@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
-from replica.model.convert import quiet_transformers
+from replica.model.convert import first_line, quiet_transformers
 from replica.model.support import require_supported_config
 from replica.model_card import ModelCard
 
@@ -58,14 +58,9 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> 
             f"the weights of {card.name} don't fit the memory of {device}; choose a smaller model or --dtype bfloat16"
         ) from error
     except OSError as error:
-        raise ModelNotFound(f"the weights in {card.weights_dir} can't be read: {_first_line(error)}") from error
+        raise ModelNotFound(f"the weights in {card.weights_dir} can't be read: {first_line(error)}") from error
     except (ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
-        raise ModelUnsupported(f"transformers can't load {card.name}: {_first_line(error)}") from error
+        raise ModelUnsupported(f"transformers can't load {card.name}: {first_line(error)}") from error
     model.requires_grad_(False)
     loaded: PreTrainedModel = model.eval()  # type: ignore[no-untyped-call]
     return loaded
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

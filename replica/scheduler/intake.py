@@ -27,7 +27,7 @@ def check_request(state: SchedulerState, request: GenerationRequest) -> None:
     if num_input > largest:
         raise PromptTooLong(f"the input has {num_input} tokens, at most {largest} fit", param="prompt")
     for token_ids in filter(None, (request.prompt_ids, priors)):
-        _check_vocabulary(token_ids, shape.logits_size)
+        _check_vocabulary(token_ids, shape.vocab_size)
 
 
 def _check_vocabulary(token_ids: Columns[int], size: int) -> None:

@@ -15,12 +15,11 @@ that turns out to have ended is ignored at `commit(n + 1)`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
-from replica.request import GenerationRequest
+from replica.request import GenerationRequest, LoadReport
 from replica.scheduler import invariants
 from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.block_tables import BlockTables
@@ -37,23 +36,6 @@ from replica.scheduler.waiting_queue import WaitingQueue
 from replica.stats import RequestTimings, StepStats
 
 MAX_PLANS_IN_FLIGHT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLoad:
-    """The scheduler's part of a `LoadReport`. `num_prefill_tokens`: what running sequences have yet to prefill."""
-
-    num_running: int
-    num_waiting: int
-    num_waiting_tokens: int
-    num_preempted: int
-    num_preempted_tokens: int
-    num_prefill_tokens: int
-    num_blocks_total: int
-    num_blocks_free: int
-    num_blocks_cached: int
-    block_hashes_added: tuple[bytes, ...]
-    block_hashes_evicted: tuple[bytes, ...]
 
 
 class Scheduler:
@@ -221,14 +203,19 @@ class Scheduler:
             idle_s=idle_s,
         )
 
-    def load(self, max_hashes: int = 1024) -> SchedulerLoad:
-        """For a load report. Hashes: what the prefix cache added and evicted since the previous call, at most
-        `max_hashes` of each; the rest comes with the next."""
+    def load(self, max_hashes: int = 1024) -> LoadReport:
+        """A report that its replica has yet to sign: identity, number, time and rates are empty. Hashes: what the
+        prefix cache added and evicted since the previous call, at most `max_hashes` of each; the rest comes with the
+        next."""
         state = self._state
         pool, cache = state.tables.pool, state.tables.cache
         gaps = [len(seq.tokens) - seq.num_scheduled for seq in state.batch.running]
         added, evicted = ((), ()) if cache is None else cache.take_changes(max_hashes)
-        return SchedulerLoad(
+        return LoadReport(
+            replica_id="",
+            epoch="",
+            number=0,
+            made_at_s=0.0,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_waiting_tokens=state.waiting.num_tokens,
@@ -238,6 +225,9 @@ class Scheduler:
             num_blocks_total=pool.num_blocks,
             num_blocks_free=pool.num_free - pool.num_cached_free,
             num_blocks_cached=pool.num_cached_free,
+            block_size=state.tables.block_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
             block_hashes_added=added,
             block_hashes_evicted=evicted,
         )

@@ -30,16 +30,12 @@ class Detokenizer:
     The pieces returned by `feed` and `flush` add up to decode(prompt + output) minus decode(prompt), however the ids
     are grouped. A character that the prompt began and the output completes belongs to the output. Never raises, never
     holds more than one character; the cost of an id is bounded.
-
-    `prior_output_ids` were sent by someone else: their text is in `prior_text` and not returned again, but a character
-    that they left incomplete is still to come.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int],
-        prior_output_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
@@ -49,7 +45,6 @@ class Detokenizer:
         self._sent = len(self._text)
         # The prompt ends in a replacement character: its own, or a character that the output may complete.
         self._seed_is_open = self._text.endswith(REPLACEMENT)
-        self.prior_text = self.feed(prior_output_ids)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that `ids` make certain; may be empty."""

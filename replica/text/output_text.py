@@ -43,7 +43,7 @@ class OutputText:
     ) -> None:
         self._sampling = sampling
         self._stops = StopStrings(sampling.stop)
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, (), sampling.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, sampling.skip_special_tokens)
         self._num_tokens = 0
         self.feed(prior_output_ids)
 

@@ -45,7 +45,7 @@ def _tokens(runner: Runner, step: int, *rows: Row, joined: tuple[int, ...] = (),
 
 def test_the_shape_says_what_the_scheduler_needs(card: ModelCard, runner: Runner) -> None:
     shape = runner.shape
-    assert (shape.num_blocks, shape.block_size, shape.vocab_size, shape.logits_size) == (32, 4, 128, 128)
+    assert (shape.num_blocks, shape.block_size, shape.vocab_size) == (32, 4, 128)
     assert shape.max_model_len == 128  # 32 blocks of 4, less than the model's 256
     assert shape.eos_token_ids == (2,)
     assert shape.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4

@@ -17,7 +17,7 @@ VOCAB = 50
 
 
 def shape_of(num_blocks: int, block_size: int, max_model_len: int = 10_000) -> ModelShape:
-    return ModelShape(num_blocks, block_size, VOCAB, VOCAB, max_model_len, eos_token_ids=(1, 2))
+    return ModelShape(num_blocks, block_size, VOCAB, max_model_len, eos_token_ids=(1, 2))
 
 
 def request(prompt: list[int], max_tokens: int, **fields: object) -> GenerationRequest:

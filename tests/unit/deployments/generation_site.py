@@ -29,7 +29,7 @@ from replica.request import FinishReason, StreamMessage, TokenEvent
 from tests.tokenizer_families import byte_level, card
 
 TOKENIZER = byte_level()
-SHAPE = ModelShape(64, 16, TOKENIZER.vocab_size, TOKENIZER.vocab_size, 256, (1,))
+SHAPE = ModelShape(64, 16, TOKENIZER.vocab_size, 256, (1,))
 BUNDLE = TextBundle(card(TOKENIZER.vocab_size), TOKENIZER._tokenizer.to_str().encode())
 TAKEN = StreamMessage("r0")
 

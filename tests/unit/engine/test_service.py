@@ -225,6 +225,7 @@ async def test_budgets_can_be_lowered_live_and_a_bad_value_changes_nothing(facto
         await answer(service, request_of("r"))
         assert service.load().max_num_seqs == 2
         assert service.status()["limits"]["max_num_seqs"] == 2
+        assert service.status()["kv_bytes_per_token"] == service.shape.kv_bytes_per_token
         assert sample(service, "max_num_seqs") == 2
 
 

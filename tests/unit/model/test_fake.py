@@ -9,7 +9,7 @@ from replica.model.fake import FakeModel
 from replica.request import FinishReason, GenerationRequest, SamplingParams
 from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
 
-SHAPE = ModelShape(4, 2, 50, 50, 100, eos_token_ids=(1,))
+SHAPE = ModelShape(4, 2, 50, 100, eos_token_ids=(1,))
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
 
 

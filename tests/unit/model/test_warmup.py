@@ -23,7 +23,7 @@ from replica.model.warmup import peak_plan
 def test_the_largest_step_fits(
     num_blocks: int, block_size: int, max_model_len: int, num_seqs: int, budget: int, rows: int, tokens: int
 ) -> None:
-    shape = ModelShape(num_blocks, block_size, 100, 100, max_model_len, ())
+    shape = ModelShape(num_blocks, block_size, 100, max_model_len, ())
     plan = peak_plan(shape, SchedulerConfig(num_seqs, budget))
     assert (len(plan), len(plan.token_ids)) == (rows, tokens)
     used = [block for table in plan.block_tables for block in table]

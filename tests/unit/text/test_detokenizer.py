@@ -67,8 +67,8 @@ def test_the_first_word_keeps_its_space_after_a_prompt_and_has_none_without() ->
 def test_special_tokens_show_only_when_asked_for() -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode(f"hello{TURN_END}", False)
-    assert Detokenizer(tokenizer, (), (), True).feed(ids) == "hello"
-    assert Detokenizer(tokenizer, (), (), False).feed(ids) == f"hello{TURN_END}"
+    assert Detokenizer(tokenizer, (), True).feed(ids) == "hello"
+    assert Detokenizer(tokenizer, (), False).feed(ids) == f"hello{TURN_END}"
 
 
 def test_ids_outside_the_vocabulary_have_no_text_and_do_not_push_out_the_context() -> None:
