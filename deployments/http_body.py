@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Receive, Scope
+from ray.exceptions import TaskCancelledError
+from starlette.types import Message, Receive, Scope
 
 from replica.errors import BodyTooLarge, InvalidRequest
 
@@ -30,7 +31,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
 async def _read(receive: Receive, max_bytes: int) -> bytes:
     body = bytearray()
     while True:
-        message = await receive()
+        message = await _message(receive)
         if message["type"] == "http.disconnect":
             raise ClientLeft
         body += message.get("body", b"")
@@ -42,8 +43,17 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
 
 async def client_left(receive: Receive) -> None:
     """Returns when the client has left. Only after the body was read: whatever else arrives is dropped."""
-    while (await receive())["type"] != "http.disconnect":
+    while (await _message(receive))["type"] != "http.disconnect":
         pass
+
+
+async def _message(receive: Receive) -> Message:
+    """The next ASGI message. Serve may report a client that left in the middle of a body by cancelling the call that
+    brings the messages here."""
+    try:
+        return await receive()
+    except TaskCancelledError:
+        return {"type": "http.disconnect"}
 
 
 def _content_length(scope: Scope) -> int | None:

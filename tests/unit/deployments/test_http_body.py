@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from ray.exceptions import TaskCancelledError
 from starlette.types import Message, Receive, Scope
 
 from deployments.http_body import ClientLeft, client_left, read_body
@@ -66,3 +67,12 @@ async def test_a_client_that_leaves_within_its_body_is_noticed() -> None:
 
 async def test_a_client_that_leaves_after_its_body_is_noticed() -> None:
     await client_left(receiving([part(b"", False), LEFT]))
+
+
+async def test_a_client_that_serve_reports_by_cancelling_the_call_for_its_body_has_left() -> None:
+    async def receive() -> Message:
+        raise TaskCancelledError
+
+    with pytest.raises(ClientLeft):
+        await read_body(scope(), receive, 3, 1)
+    await asyncio.wait_for(client_left(receive), 1)
