@@ -1,7 +1,9 @@
 """One replica as a Ray Serve deployment: a thin shell around `ReplicaService`, which knows nothing of Ray.
 
 Serve calls the constructor until the model is loaded and has generated a token, asks `check_health` every second,
-and `__del__` when the replica has to go (after its streams have ended, or the drain limit is over).
+and `__del__` when the replica has to go and its streams have ended. Streams that outlast the graceful shutdown of a
+replica that Serve itself stops (scaled down, updated) end with the process, and their ingress says so to their clients;
+`brimful serve` drains before (`cli/drain.py`), so that they get the replica's own error.
 
 A dead engine isn't repaired in place: `check_health` raises, and the process ends by itself once its streams have had
 their error events, because Serve replaces a process that is gone at once, an unhealthy one only after three checks.

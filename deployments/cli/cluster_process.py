@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli.run_folder import RunFolder
-from replica.errors import StartupError
+from replica.errors import SettingError, StartupError
 
 POLL_S = 0.25
 # For Serve to delete the application, which is drained by then.
@@ -82,6 +82,8 @@ class ClusterProcess:
                 self._watch()
         except StopRequested:
             pass
+        except StartupError as error:
+            self._tell("failed", error.message)
         finally:
             self._take_down()
             self._tell("stopped", "")
@@ -106,6 +108,13 @@ class ClusterProcess:
         self._stop_if_asked()
         self._tell("progress", "starting the HTTP proxy")
         serve.start(proxy_location=settings.proxy_location, http_options={"host": settings.host, "port": settings.port})
+        if settings.address is not None:
+            from ray.serve.context import _get_global_client
+
+            # A Serve that ran already keeps listening where it does.
+            client = _get_global_client()
+            assert client is not None, "serve.start has just connected"
+            check_listens((settings.host, settings.port), (client.http_config.host, client.http_config.port))
         self._stop_if_asked()
 
     def _deploy(self, args: dict[str, Any]) -> bool:
@@ -189,6 +198,13 @@ class ClusterProcess:
     def _tell(self, event: str, text: str) -> None:
         with suppress(BrokenPipeError):  # the program at the terminal is gone; stdin's end tells so too
             self._events.write(json.dumps({"event": event, "text": text}) + "\n")
+
+
+def check_listens(wanted: tuple[str, int], running: tuple[str, int]) -> None:
+    """Raises `SettingError` when the Serve of a cluster listens elsewhere: only whoever starts Serve can say where."""
+    for flag, ours, theirs in zip(("--host", "--port"), wanted, running, strict=True):
+        if ours != theirs:
+            raise SettingError(flag, ours, f"Serve already runs on that Ray cluster: {flag} {theirs}")
 
 
 def _progress(deployments: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.cli.cluster_process import _progress, _reason
+from deployments.cli.cluster_process import _progress, _reason, check_listens
+from replica.errors import SettingError
 
 RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 ray::ServeReplica:brimful:replica-0.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
@@ -49,3 +50,23 @@ def test_a_failure_without_an_error_shows_what_there_is(messages: list[str], rea
 )
 def test_progress_counts_replicas(deployments: dict[str, Any], text: str) -> None:
     assert _progress(deployments) == text
+
+
+@pytest.mark.parametrize(
+    ("running", "message"),
+    [
+        (("127.0.0.1", 8001), "--port = 8000 is not allowed: Serve already runs on that Ray cluster: --port 8001"),
+        (
+            ("0.0.0.0", 8000),
+            "--host = '127.0.0.1' is not allowed: Serve already runs on that Ray cluster: --host 0.0.0.0",
+        ),
+    ],
+)
+def test_a_serve_that_already_listens_elsewhere_is_told_at_once(running: tuple[str, int], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        check_listens(("127.0.0.1", 8000), running)
+    assert caught.value.message == message
+
+
+def test_a_serve_that_listens_where_wanted_is_taken() -> None:
+    check_listens(("127.0.0.1", 8000), ("127.0.0.1", 8000))
