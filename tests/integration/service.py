@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 60.0
@@ -26,16 +27,21 @@ READY_LINE = "Ctrl-C drains"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a model's replicas hold for requests, and how many requests the ingresses work on: all 0 when quiet."""
+    """What all replicas hold for requests, and how many requests the ingresses work on: all 0 when quiet.
 
-    running: int
-    waiting: int
-    blocks: int
-    streams: int
-    in_flight: int
+    `missing`: processes that the service should have and that didn't say what they hold.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
+    streams: int = 0
+    in_flight: int = 0
+    missing: int = 0
 
 
-QUIET = Held(0, 0, 0, 0, 0)
+QUIET = Held()
 
 
 @dataclass(slots=True)
@@ -44,6 +50,7 @@ class Service:
 
     url: str
     process: subprocess.Popen[str]
+    num_ingresses: int
     lines: list[str] = field(default_factory=list)
 
     async def status(self) -> dict[str, Any]:
@@ -66,11 +73,14 @@ class Service:
         return Held(
             running=sum(load["num_running"] for load in loads),
             waiting=sum(load["num_waiting"] for load in loads),
+            prefill_tokens=sum(load["num_prefill_tokens"] for load in loads),
             blocks=sum(
                 load["num_blocks_total"] - load["num_blocks_free"] - load["num_blocks_cached"] for load in loads
             ),
             streams=sum(replica["num_streams"] for replica in replicas),
             in_flight=sum(ingress["in_flight"] for ingress in status["ingress"]),
+            missing=max(0, self.num_ingresses - len(status["ingress"]))
+            + sum(max(0, model["replicas"] - len(model["up"])) for model in status["models"]),
         )
 
     async def until_quiet(self, limit_s: float) -> Held:
@@ -90,15 +100,16 @@ class Service:
             await asyncio.sleep(0.1)
         return replicas
 
-    async def counter(self, model: str, name: str) -> float:
-        """A counter's value, all replicas of the model and all labels added."""
-        total = 0.0
-        async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
-            for replica in await self.replicas(model):
-                text = (await client.get(f"http://{replica['metrics_address']}/metrics")).text
-                lines = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
-                total += sum(float(line.rpartition(" ")[2]) for line in lines)
-        return total
+    async def counter(self, model: str, name: str, **labels: str) -> float:
+        """A counter's value, all replicas of the model and all other labels added."""
+        addresses = [replica["metrics_address"] for replica in await self.replicas(model)]
+        return await _sum_of_series(addresses, name, labels)
+
+    async def router_in_flight(self) -> float:
+        """Entries in the ledgers of all routers."""
+        addresses = [ingress["metrics_address"] for ingress in (await self.status())["ingress"]]
+        assert len(addresses) == self.num_ingresses
+        return await _sum_of_series(addresses, "brimful_router_requests_in_flight", {})
 
 
 @contextmanager
@@ -116,7 +127,8 @@ def running_service(config: dict[str, Any], folder: Path) -> Iterator[Service]:
         env=environment,
         start_new_session=True,
     )
-    service = Service(f"http://{http['host']}:{http['port']}", process)
+    num_ingresses = config["applications"][0]["args"]["ingress"]["num_replicas"]
+    service = Service(f"http://{http['host']}:{http['port']}", process, num_ingresses)
     said = threading.Event()
     reader = threading.Thread(target=_read_lines, args=(process, service.lines, said))
     reader.start()
@@ -134,6 +146,19 @@ def running_service(config: dict[str, Any], folder: Path) -> Iterator[Service]:
             if process.stdout is not None:
                 process.stdout.close()
     assert code == 0, "brimful serve ended badly:\n" + "".join(service.lines)
+
+
+async def _sum_of_series(addresses: list[str], name: str, labels: dict[str, str]) -> float:
+    """The sum of a metric's series that have these labels, over some processes."""
+    total = 0.0
+    async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
+        for address in addresses:
+            text = (await client.get(f"http://{address}/metrics")).text
+            samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+            total += sum(
+                sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
+            )
+    return total
 
 
 def free_port() -> int:
