@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -177,9 +178,15 @@ class ProcessClient(asyncio.Protocol):
 
 
 def _spawn(socket_end: socket.socket, replica_id: str) -> subprocess.Popen[bytes]:
-    """The child finds our modules where we do. Its command line names the replica, for whoever reads a process list."""
+    """The child finds our modules where we do. Its command line names the replica, for whoever reads a process list.
+
+    CPU threads that wait for each other inside a product sleep rather than spin (unless the operator says otherwise):
+    this replica's asyncio side, the ingress and the HTTP proxy need the same cores, and one that spins for another that
+    isn't scheduled makes steps many times longer.
+    """
     command = [sys.executable, "-c", _CHILD, str(socket_end.fileno()), f"engine of {replica_id}", json.dumps(sys.path)]
     try:
-        return subprocess.Popen(command, pass_fds=[socket_end.fileno()], stdin=subprocess.DEVNULL)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        return subprocess.Popen(command, pass_fds=[socket_end.fileno()], stdin=subprocess.DEVNULL, env=environment)
     except OSError as error:
         raise ResourceError(f"the engine process can't be started: {error}") from error
