@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.machine import Machine
+from deployments.setting_errors import setting_error
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import ErrorInfo, SettingError, error_from_info
 
@@ -46,7 +47,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(args)
         except ValidationError as error:
-            raise _setting_error(error, path) from None
+            raise setting_error(error, path) from None
 
 
 class ModelSettings(Settings):
@@ -300,29 +301,16 @@ def load_serve_config(path: Path) -> ServeConfig:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace(' in "<unicode string>",', " at").split())
         raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
+    if not isinstance(content, dict):
+        found = "it is empty" if content is None else f"it holds {content!r:.60}"
+        raise SettingError(
+            "config", str(path), f"the file must be a mapping with http_options and applications; {found}"
+        )
     file = _ServeFile.checked(content)
     app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
     return ServeConfig(http=file.http_options, proxy_location=file.proxy_location, app=app)
-
-
-def _setting_error(error: ValidationError, path: str) -> SettingError:
-    """The first problem that pydantic found, in our words."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    name = path + _dotted(first["loc"])
-    value = first["input"]
-    if first["type"] == "extra_forbidden":
-        return SettingError(name, value, "no such setting")
-    if first["type"] == "missing":
-        return SettingError(name, None, "it must be set")
-    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return SettingError(name.rstrip(".") or "config", value, allowed)
-
-
-def _dotted(loc: tuple[int | str, ...]) -> str:
-    """("models", 0, "dtype") -> "models[0].dtype"."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 
 def _only(values: dict[str, Any], kind: type[Any], but: tuple[str, ...] = ()) -> dict[str, Any]:

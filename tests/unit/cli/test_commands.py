@@ -43,9 +43,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("serve --max-model-len 0", "error: --max-model-len = 0 is not allowed: greater than or equal to 1"),
-        ("serve --dtype int3", "error: --dtype = 'int3' is not allowed: 'auto', 'float32', 'bfloat16' or 'float16'"),
-        ("serve --tensor-parallel-size 2", "error: --tensor-parallel-size = 2 is not allowed: 1"),
+        ("serve --max-model-len 0", "error: --max-model-len = 0 is not allowed: it must be at least 1"),
+        ("serve --dtype int3", "error: --dtype = 'int3' is not allowed: it must be 'auto', 'float32', "),
+        ("serve --tensor-parallel-size 2", "error: --tensor-parallel-size = 2 is not allowed: only 1 is supported"),
         ("serve --metrics-port-range 8-9", "error: --metrics-port-range = '8-9' is not allowed: "),
         ("serve --host no.such.host.invalid", "error: --host no.such.host.invalid is no address of this machine"),
         ("serve --port many", "error: Invalid value for '--port': "),
@@ -54,7 +54,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("serve --revision main --model ./m.gguf", "error: --revision = 'main' is not allowed: only for a model of"),
         ("serve --device cpu --gpu-memory-utilization 0.5", "error: --gpu-memory-utilization = 0.5 is not allowed: "),
         ("serve --device cuda --num-threads 2", "error: --num-threads = 2 is not allowed: only on device cpu"),
-        ("serve --lease-timeout-s 2", "error: --lease-timeout-s = 2.0 is not allowed: greater than or equal to 3"),
+        ("serve --lease-timeout-s 2", "error: --lease-timeout-s = 2.0 is not allowed: it must be at least 3"),
         ("status --url http://127.0.0.1:port", "error: --url = 'http://127.0.0.1:port' is not allowed: a URL such as "),
         ("chat --url http://127.0.0.1:port", "error: --url = 'http://127.0.0.1:port' is not allowed: a URL such as "),
         ("status --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
@@ -89,7 +89,7 @@ def test_a_taken_port_is_one_line(taken_port: int, capsys: pytest.CaptureFixture
     ("content", "message"),
     [
         ("applications: [", "error: config = "),
-        ("3", "error: config = 3 is not allowed: "),
+        ("3", "error: config = '"),
         ("applications: []", "error: applications[0] = None is not allowed: it must be set"),
         (
             "applications: [{import_path: 'deployments.app:build', args: {modles: []}}]",

@@ -71,8 +71,8 @@ def test_a_model_flag_beside_a_file_of_several_models_is_refused_by_name(tmp_pat
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_model_len": 0}, "--max-model-len = 0 is not allowed: greater than or equal to 1"),
-        ({"port": 0}, "--port = 0 is not allowed: greater than or equal to 1"),
+        ({"max_model_len": 0}, "--max-model-len = 0 is not allowed: it must be at least 1"),
+        ({"port": 0}, "--port = 0 is not allowed: it must be at least 1"),
         (
             {"max_num_seqs": 10, "max_num_batched_tokens": 5},
             "--max-num-batched-tokens = 5 is not allowed: at least max_num_seqs + 1 = 11",

@@ -137,26 +137,31 @@ def test_clients_name_a_model_by_its_served_name() -> None:
             {"models": [{"max_num_seqs": 8, "max_num_batched_tokens": 4}]},
             "models[0].max_num_batched_tokens = 4 is not allowed: at least max_num_seqs + 1 = 9",
         ),
-        ({"models": [{}, {"watermark": 1.5}]}, "models[1].watermark = 1.5 is not allowed: less than 1"),
+        ({"models": [{}, {"watermark": 1.5}]}, "models[1].watermark = 1.5 is not allowed: it must be less than 1"),
         ({"models": [{"watermark": float("nan")}]}, "models[0].watermark = nan is not allowed: a finite number"),
-        ({"models": [{"tensor_parallel_size": 2}]}, "models[0].tensor_parallel_size = 2 is not allowed: 1"),
-        ({"models": [{"replicas": 0}]}, "models[0].replicas = 0 is not allowed: greater than or equal to 1"),
+        (
+            {"models": [{"tensor_parallel_size": 2}]},
+            "models[0].tensor_parallel_size = 2 is not allowed: only 1 is supported",
+        ),
+        ({"models": [{"replicas": 0}]}, "models[0].replicas = 0 is not allowed: it must be at least 1"),
         ({"models": [{}, {}]}, "models[1].served_model_name = 'embedded' is not allowed: one name a model on route /"),
         ({"metrics_port_range": "9100-9100"}, "metrics_port_range = '9100-9100' is not allowed: at least 2 ports"),
         ({"metrics_port_range": "9100-12000"}, "metrics_port_range = '9100-12000' is not allowed: LOW-HIGH"),
         ({"metrics_port_range": "9200-9100"}, "metrics_port_range = '9200-9100' is not allowed: LOW-HIGH"),
         ({"ingress": {"max_body_bytes": "big"}}, "ingress.max_body_bytes = 'big' is not allowed: a valid integer"),
-        ({"router": {"kv_headroom": -1}}, "router.kv_headroom = -1 is not allowed: greater than or equal to 0"),
+        ({"router": {"kv_headroom": -1}}, "router.kv_headroom = -1 is not allowed: it must be at least 0"),
         (
             {"router": {"kv_headroom": 0, "queue_depth": 0, "prefix_affinity": 0}},
             "is not allowed: at least one weight above 0",
         ),
-        ({"router": {"queue_depth": 100.5}}, "router.queue_depth = 100.5 is not allowed: less than or equal to 100"),
+        ({"router": {"queue_depth": 100.5}}, "router.queue_depth = 100.5 is not allowed: it must be at most 100"),
         (
             {"models": [{"enable_prefix_caching": False}], "router": {"kv_headroom": 0, "queue_depth": 0}},
             "models[0].enable_prefix_caching = False is not allowed: prefix_affinity is the only weight",
         ),
-        (["a list"], "config = ['a list'] is not allowed"),
+        (["a list"], "config = ['a list'] is not allowed: it must be a mapping"),
+        ({"models": []}, "models = [] is not allowed: at least one model"),
+        ({"models": [{"model": ""}]}, "models[0].model = '' is not allowed: it must not be empty"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value_and_what_is_allowed(args: object, message: str) -> None:
@@ -197,7 +202,7 @@ def test_a_file_written_from_a_configuration_reads_back_as_the_same(tmp_path: Pa
         ("applications: [{import_path: 'other:app'}]", "applications[0].import_path = 'other:app' is not allowed"),
         (
             "applications: [{import_path: 'deployments.app:build', name: other}]",
-            "applications[0].name = 'other' is not allowed: 'brimful'",
+            "applications[0].name = 'other' is not allowed: only 'brimful' is supported",
         ),
         (
             "applications: [{import_path: 'deployments.app:build', runtime_env: {}}]",
@@ -207,8 +212,9 @@ def test_a_file_written_from_a_configuration_reads_back_as_the_same(tmp_path: Pa
             "applications: [{import_path: 'deployments.app:build', args: {models: [{replicas: none}]}}]",
             "applications[0].args.models[0].replicas = 'none' is not allowed",
         ),
-        ("applications: [}", "a readable YAML file"),
-        ("", "config = None is not allowed"),
+        ("applications: [}", "serve.yaml' is not allowed: a readable YAML file (while parsing a flow node"),
+        ("", "serve.yaml' is not allowed: the file must be a mapping with http_options and applications; it is empty"),
+        ("just words", "serve.yaml' is not allowed: the file must be a mapping"),
         ("http_options: {port: 99999}\napplications: []", "http_options.port = 99999 is not allowed"),
     ],
 )
@@ -218,6 +224,7 @@ def test_a_bad_file_is_refused_with_the_path_of_the_setting(tmp_path: Path, text
     with pytest.raises(SettingError) as caught:
         load_serve_config(path)
     assert message in caught.value.message
+    assert "unicode string" not in caught.value.message
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
