@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deployments.config import ModelSettings
 from replica.errors import ModelNotFound
+from replica.model.api import ERROR_PREFIX
 from replica.model_card import ModelCard
 
 GRACE_S = 5.0
@@ -19,7 +20,7 @@ async def prepare_model(settings: ModelSettings, temporary: Path, progress: Call
     """Run `replica.model.prepare`; its lines go to `progress`. Cancelled: the process is ended too.
 
     Its temporary files go to the folder `temporary`, which the caller removes (torch leaves some).
-    Raises `ModelNotFound` with the process's last line, which is written for the operator.
+    Raises `ModelNotFound` with the line of its error, or else its last line; the error is no progress.
     """
     arguments = ["--model", settings.model]
     for flag, value in (("revision", settings.revision), ("download-dir", settings.download_dir)):
@@ -40,8 +41,9 @@ async def prepare_model(settings: ModelSettings, temporary: Path, progress: Call
     last = ""
     try:
         async for line in process.stderr:
-            if text := line.decode(errors="replace").strip():
-                last = text
+            text = line.decode(errors="replace").strip()
+            last = text.removeprefix(ERROR_PREFIX) or last
+            if text and not text.startswith(ERROR_PREFIX):
                 progress(text)
         code = await process.wait()
         card = (await output).decode()

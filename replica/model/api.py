@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 """Takes a line about loading, for a person who waits."""
 
+ERROR_PREFIX = "error: "
+"""Begins the line that says why preparing a model in a process of its own failed; its other lines are progress."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

@@ -66,8 +66,7 @@ def read_checkpoint(weights_dir: Path, folder: Path) -> CheckpointFacts:
 
     from replica.model.support import require_supported_config
 
-    if not (weights_dir / "config.json").is_file():
-        raise ModelNotFound(f"{weights_dir} has no config.json: it is not a transformers model folder")
+    require_model_folder(weights_dir)
     with quiet_transformers(), _readable_errors(str(weights_dir)):
         config = AutoConfig.from_pretrained(weights_dir)
         require_supported_config(config)
@@ -76,6 +75,12 @@ def read_checkpoint(weights_dir: Path, folder: Path) -> CheckpointFacts:
         raise ModelUnsupported(f"{weights_dir} has no fast tokenizer; convert it to a tokenizer.json first")
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER_FILE))
     return _facts(config, tokenizer, _generation_config(weights_dir))
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise `ModelNotFound` for a folder that can't be a checkpoint of transformers."""
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"{folder} has no config.json: it is not a transformers model folder")
 
 
 def _facts(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, generation: dict[str, Any]) -> CheckpointFacts:

@@ -96,7 +96,7 @@ def fetch_hub(model: str, revision: str | None, cache_dir: Path | None, *, progr
     except (_http_error(), errors.LocalEntryNotFoundError, ConnectionError) as error:
         raise ModelNotFound(
             f"model {where} is not a folder here, and the hub can't be reached; "
-            "check --model and the network, or set --model to a local folder"
+            "check its name and the network, or give a local folder (--model, or `model` in the file of --config)"
         ) from error
     return folder
 

@@ -5,7 +5,8 @@ are converted into it; for hub ids and local folders it holds card and tokenizer
 appears by one rename, under a lock: a kill never leaves half a model, and of two processes one waits.
 
 `python -m replica.model.prepare --model X` does the same in a process of its own (so that its caller never loads
-torch): progress on stderr, the card as JSON on stdout's last line; exit code 2 and one line on an error.
+torch): progress on stderr, the card as JSON on stdout's last line; exit code 2 on an error, whose one line begins with
+`ERROR_PREFIX`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from replica.config import ModelConfig
 from replica.errors import BrimfulError, ModelNotFound, SettingError
 from replica.model import convert
-from replica.model.api import Progress
+from replica.model.api import ERROR_PREFIX, Progress
 from replica.model.cache_folder import (
     build_folder,
     default_cache_dir,
@@ -95,6 +96,7 @@ def _find_source(config: ModelConfig, root: Path, progress: Progress) -> _Source
         return _gguf_source(path.absolute(), progress)
     if path.is_dir():
         folder = path.absolute()
+        convert.require_model_folder(folder)
         return _Source(folder.name, _key(folder.name, str(folder), _stamp(folder)), None, folder, None)
     if path.is_file() or path.is_absolute() or model.startswith((".", "~")):
         raise ModelNotFound(f"there is no model folder {model}; check --model")
@@ -223,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         card = prepare(config, progress=report)
     except BrimfulError as error:
-        report(error.message)
+        report(ERROR_PREFIX + error.message)
         return 2
     print(json.dumps(asdict(card)), flush=True)  # noqa: T201
     return 0

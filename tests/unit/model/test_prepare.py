@@ -118,6 +118,14 @@ def test_what_cannot_work_says_what_to_do(tmp_path: Path) -> None:
     assert not [path for path in (cache / "models").iterdir() if "tmp" in path.name]
 
 
+def test_a_folder_without_a_model_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    stages: list[str] = []
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        prepare(ModelConfig(str(tmp_path / "empty")), cache_dir=tmp_path / "cache", progress=stages.append)
+    assert stages == []
+
+
 def test_a_file_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "wheel"
     file.write_bytes(b"abc")
@@ -137,7 +145,7 @@ def test_the_command_prints_the_card_last_and_progress_apart(
     assert "5/5 writing the card" in err.splitlines()
     assert main(["--model", str(tmp_path / "missing")]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"there is no model folder {tmp_path / 'missing'}; check --model\n")
+    assert (out, err) == ("", f"error: there is no model folder {tmp_path / 'missing'}; check --model\n")
 
 
 @pytest.mark.parametrize(
