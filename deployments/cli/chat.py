@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from deployments.cli.no_answer import no_answer
 from replica.errors import InvalidRequest, Unavailable, UnknownModel
 
 CONNECT_TIMEOUT_S = 5.0
@@ -61,7 +62,7 @@ class Conversation:
         try:
             models = self._client.get("/v1/models").raise_for_status().json()["data"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise Unavailable(f"no brimful answers at {self._client.base_url} ({error})") from None
+            raise no_answer(str(self._client.base_url).rstrip("/"), error) from None
         if not models:
             raise UnknownModel(f"{self._client.base_url} serves no model")
         return str(models[0]["id"])

@@ -52,6 +52,7 @@ class Cluster:
             proxy_location=config.proxy_location,
             drain_timeout_s=config.app.drain_timeout_s,
             ray_dashboard=ray.dashboard,
+            needs_gpu=any(model.device == "cuda" for model in config.app.models),
             events_fd=write_fd,
         )
         with log.open("wb") as out:

@@ -19,6 +19,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from replica.errors import SettingError, StartupError
 POLL_S = 0.25
 # For Serve to delete the application, which is drained by then.
 DELETE_LIMIT_S = 15.0
+# For joining a cluster whose address accepts connections; Ray itself tries on for minutes.
+CONNECT_LIMIT_S = 30.0
 OBJECT_STORE_BYTES = 200 * 2**20
 # How an error of our tree ends a traceback that Serve reports as text.
 _OUR_ERROR = re.compile(
@@ -42,7 +46,8 @@ _ANY_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|OutOfMemory\w*): .+)
 class ClusterSettings:
     """What a cluster process is told. `address`: join that Ray cluster; None: start a private one in `folder`.
 
-    `ray_dashboard`: with Ray's own dashboard (private cluster only).
+    `ray_dashboard`: with Ray's own dashboard; `needs_gpu`: refuse a machine without one (private cluster only: others
+    may get their GPUs with demand).
     """
 
     folder: str
@@ -52,6 +57,7 @@ class ClusterSettings:
     proxy_location: str
     drain_timeout_s: float
     ray_dashboard: bool
+    needs_gpu: bool
     events_fd: int
 
     def dumps(self) -> str:
@@ -97,7 +103,7 @@ class ClusterProcess:
 
         settings = self._settings
         if settings.address is not None:
-            ray.init(address=settings.address, namespace="serve", log_to_driver=False)
+            self._connect(settings.address)
         else:
             ray.init(
                 namespace="serve",
@@ -105,6 +111,8 @@ class ClusterProcess:
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(RunFolder(Path(settings.folder)).ray_path),
             )
+            if settings.needs_gpu:
+                require_gpu(ray.cluster_resources())  # type: ignore[no-untyped-call]
         self._stop_if_asked()
         self._tell("progress", "starting the HTTP proxy")
         serve.start(proxy_location=settings.proxy_location, http_options={"host": settings.host, "port": settings.port})
@@ -116,6 +124,24 @@ class ClusterProcess:
             assert client is not None, "serve.start has just connected"
             check_listens((settings.host, settings.port), (client.http_config.host, client.http_config.port))
         self._stop_if_asked()
+
+    def _connect(self, address: str) -> None:
+        """Join a cluster. Raises `StartupError` when there is none; `failed` is told when Ray tries on for too long."""
+        import ray
+        from ray.exceptions import RayError
+
+        reason = f"no Ray cluster answers at --address {address}"
+        late = threading.Timer(CONNECT_LIMIT_S, self._tell, ("failed", f"{reason} within {CONNECT_LIMIT_S:.0f} s"))
+        late.daemon = True
+        late.start()
+        try:
+            ray.init(address=address, namespace="serve", log_to_driver=False)
+        except (OSError, RuntimeError, ValueError, RayError) as error:
+            traceback.print_exc()  # to the log
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise StartupError(f"{reason}: {lines[0]}") from error
+        finally:
+            late.cancel()
 
     def _deploy(self, args: dict[str, Any]) -> bool:
         """Start the application; true when it runs, false when it can't (told as an event)."""
@@ -198,6 +224,12 @@ class ClusterProcess:
     def _tell(self, event: str, text: str) -> None:
         with suppress(BrokenPipeError):  # the program at the terminal is gone; stdin's end tells so too
             self._events.write(json.dumps({"event": event, "text": text}) + "\n")
+
+
+def require_gpu(resources: Mapping[str, float]) -> None:
+    """Raises `SettingError` when Ray has found no GPU: replicas for `cuda` would wait for one for ever."""
+    if not resources.get("GPU"):
+        raise SettingError("--device", "cuda", "it needs a GPU, and this machine shows none; use auto or cpu")
 
 
 def check_listens(wanted: tuple[str, int], running: tuple[str, int]) -> None:

@@ -11,7 +11,9 @@ the first while the service is still starting. In every case the run's processes
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import sys
 from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,12 +24,14 @@ from deployments.cli.console import Console
 from deployments.cli.log_tail import LogTail
 from deployments.cli.port import claim_port, reachable
 from deployments.cli.preparation import prepare_model
+from deployments.cli.ray_address import AUTO, require_reachable
 from deployments.cli.readiness import until_ready
 from deployments.cli.run_folder import RunFolder
-from deployments.cli.status import fetch_status, summary
+from deployments.cli.status import fetch_status, program_name, summary
 from deployments.config import ModelSettings, ServeConfig
-from replica.errors import StartupError
+from replica.errors import SettingError, StartupError
 from replica.model.cache_folder import default_cache_dir
+from replica.model_card import ModelCard
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.5
@@ -40,6 +44,9 @@ LOG_TAIL_LINES = 20
 
 def serve(config: ServeConfig, ray: RayChoice, console: Console) -> int:
     """Run the service until it is told to stop; returns the exit code. Raises `StartupError` when it can't start."""
+    if ray.address is not None:
+        console.doing(_connecting(ray.address))
+        require_reachable(ray.address)
     with claim_port(config.http.host, config.http.port) if ray.address is None else nullcontext():
         folder = RunFolder.create()
         try:
@@ -77,7 +84,8 @@ class _Run:
             if stopped:
                 self._console.line(f"{stopped.name} while starting: ending what was started")
                 return 128 + stopped
-            self._console.line(summary(await fetch_status(self._url), self._url, self._config))
+            program = program_name(sys.argv[0], shutil.which("brimful"), Path.cwd())
+            self._console.line(summary(await fetch_status(self._url), self._url, self._config, program))
             if self._ray.dashboard:
                 self._console.line(f"Ray's dashboard: http://127.0.0.1:8265 (token: {self._folder.token_path})")
             self._console.line(f"log: {self._log}\nCtrl-C drains and stops")
@@ -104,6 +112,7 @@ class _Run:
 
     async def _prepare_models(self) -> None:
         if self._ray.address is not None:
+            self._console.doing(_connecting(self._ray.address))
             return  # the replicas' machines prepare their models themselves
         for model in self._config.app.models:
             await self._prepare(model)
@@ -112,7 +121,10 @@ class _Run:
     async def _prepare(self, model: ModelSettings) -> None:
         self._console.doing(f"preparing {model.name}")
         temporary = self._folder.temporary_path
-        await prepare_model(model, temporary, lambda text: self._console.doing(f"preparing {model.name}: {text}"))
+        card = await prepare_model(
+            model, temporary, lambda text: self._console.doing(f"preparing {model.name}: {text}")
+        )
+        require_context(model, card)
 
     async def _deploy(self, cluster: Cluster, preparing: asyncio.Task[None]) -> None:
         tail = LogTail(self._log)
@@ -187,6 +199,17 @@ async def _limited(work: Coroutine[Any, Any, object], limit_s: float) -> None:
         await asyncio.wait_for(work, limit_s)
     except TimeoutError:
         return  # the caller ends what is left by force
+
+
+def require_context(model: ModelSettings, card: ModelCard) -> None:
+    """Raises `SettingError` for a `max_model_len` beyond the model's own limit, minutes before its replica would."""
+    if model.max_model_len is not None and model.max_model_len > card.max_position:
+        allowed = f"the own limit of {model.name} is {card.max_position} tokens"
+        raise SettingError("--max-model-len", model.max_model_len, allowed)
+
+
+def _connecting(address: str) -> str:
+    return f"connecting to the Ray cluster at {address}" if address != AUTO else "connecting to this machine's Ray"
 
 
 def _log_file(port: int) -> Path:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, Literal
 
 import httpx
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.table import Table
 
+from deployments.cli.no_answer import no_answer
 from deployments.config import ServeConfig
 from replica.errors import Unavailable
 
 TIMEOUT_S = 10.0
-# The load; what the waiting wait for; how full the last step was; then the two limits of a step.
+# The load; what the waiting wait for; how many tokens the last step had; then the two limits of a step.
 COLUMNS = (
-    *("replica", "state", "running", "waiting", "wait for", "last step"),
+    *("replica", "state", "running", "waiting", "wait for", "step tokens"),
     *("KV free", "KV used", "max seqs", "max tokens"),
 )
 LEFT_ALIGNED = ("replica", "state", "wait for")
@@ -31,7 +34,7 @@ async def fetch_status(base_url: str) -> dict[str, Any]:
             answer.raise_for_status()
             status = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise Unavailable(f"no brimful answers at {base_url} ({type(error).__name__}: {error})") from None
+            raise no_answer(base_url, error) from None
     if not isinstance(status, dict) or "models" not in status:
         raise Unavailable(f"{base_url}/status isn't brimful's")
     return status
@@ -42,16 +45,33 @@ def show_status(status: dict[str, Any], out: RichConsole) -> None:
     for model in status["models"]:
         replicas = model["up"]
         title = f"{model['name']} on {model['route']}: {len(replicas)} of {model['replicas']} replicas up"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in LEFT_ALIGNED else "right")
-        for replica in replicas:
-            table.add_row(*_cells(replica))
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        rows = [_cells(replica) for replica in replicas]
+        for column, *cells in zip(COLUMNS, *rows, strict=True):
+            justify: Literal["left", "right"] = "left" if column in LEFT_ALIGNED else "right"
+            # Narrow terminals break lines between words: no word is cut.
+            longest_word = max(len(word) for text in (column, *cells) for word in text.split())
+            table.add_column(column.replace(" ", "\n"), justify=justify, min_width=longest_word)
+        for row in rows:
+            table.add_row(*row)
         out.print(table)
 
 
-def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
-    """What a newcomer needs next: the URL, a curl to paste, and how much fits into the service."""
+def program_name(started_as: str, on_path: str | None, here: Path) -> str:
+    """How this program is called from the folder `here`: to be pasted into a shell.
+
+    `started_as` is its file; `on_path` the file that the word `brimful` runs, if any.
+    """
+    file = Path(started_as).absolute()
+    if file.name != "brimful":
+        return f"{shlex.quote(sys.executable)} -m deployments.cli"
+    if on_path is not None and Path(on_path).absolute() == file:
+        return file.name
+    return shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))
+
+
+def summary(status: dict[str, Any], base_url: str, config: ServeConfig, program: str) -> str:
+    """What a newcomer needs next: the URL, commands to paste (`program` is this one), and how much fits in."""
     lines = ["", f"brimful is ready at {base_url}", ""]
     for model in status["models"]:
         loads = [replica["load"] for replica in model["up"]]
@@ -68,7 +88,7 @@ def summary(status: dict[str, Any], base_url: str, config: ServeConfig) -> str:
     body = json.dumps(question | {"temperature": 0, "max_tokens": 32})
     url = base_url + model.route.rstrip("/") + "/v1/chat/completions"
     lines += ["", f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"]
-    lines += ["", f"  brimful chat --url {base_url}      brimful status --url {base_url}", ""]
+    lines += ["", f"  {program} chat --url {base_url}", f"  {program} status --url {base_url}", ""]
     return "\n".join(lines)
 
 
@@ -83,7 +103,7 @@ def _cells(replica: dict[str, Any]) -> list[str]:
         str(load["num_running"]),
         str(load["num_waiting"]),
         ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "-",
-        f"{step['num_tokens']} tokens" if step else "-",
+        str(step["num_tokens"]) if step else "-",
         f"{free}/{total}",
         f"{(total - free) / total:.0%}" if total else "-",
         str(load["max_num_seqs"]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.cli.cluster_process import _progress, _reason, check_listens
+from deployments.cli.cluster_process import _progress, _reason, check_listens, require_gpu
 from replica.errors import SettingError
 
 RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -70,3 +70,10 @@ def test_a_serve_that_already_listens_elsewhere_is_told_at_once(running: tuple[s
 
 def test_a_serve_that_listens_where_wanted_is_taken() -> None:
     check_listens(("127.0.0.1", 8000), ("127.0.0.1", 8000))
+
+
+def test_cuda_on_a_machine_without_a_gpu_is_refused() -> None:
+    require_gpu({"CPU": 2.0, "GPU": 1.0})
+    for resources in ({"CPU": 2.0}, {"GPU": 0.0}):
+        with pytest.raises(SettingError, match=r"^--device = 'cuda' is not allowed: it needs a GPU, and this machine"):
+            require_gpu(resources)
