@@ -105,8 +105,8 @@ class ClusterProcess:
         if settings.address is not None:
             self._connect(settings.address)
         else:
-            ray.init(
-                namespace="serve",
+            _init_ray(
+                "a local Ray can't be started",
                 include_dashboard=settings.ray_dashboard,
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(RunFolder(Path(settings.folder)).ray_path),
@@ -127,19 +127,12 @@ class ClusterProcess:
 
     def _connect(self, address: str) -> None:
         """Join a cluster. Raises `StartupError` when there is none; `failed` is told when Ray tries on for too long."""
-        import ray
-        from ray.exceptions import RayError
-
         reason = f"no Ray cluster answers at --address {address}"
         late = threading.Timer(CONNECT_LIMIT_S, self._tell, ("failed", f"{reason} within {CONNECT_LIMIT_S:.0f} s"))
         late.daemon = True
         late.start()
         try:
-            ray.init(address=address, namespace="serve", log_to_driver=False)
-        except (OSError, RuntimeError, ValueError, RayError) as error:
-            traceback.print_exc()  # to the log
-            lines = str(error).splitlines() or [type(error).__name__]
-            raise StartupError(f"{reason}: {lines[0]}") from error
+            _init_ray(reason, address=address, log_to_driver=False)
         finally:
             late.cancel()
 
@@ -237,6 +230,19 @@ def check_listens(wanted: tuple[str, int], running: tuple[str, int]) -> None:
     for flag, ours, theirs in zip(("--host", "--port"), wanted, running, strict=True):
         if ours != theirs:
             raise SettingError(flag, ours, f"Serve already runs on that Ray cluster: {flag} {theirs}")
+
+
+def _init_ray(failure: str, **how: Any) -> None:
+    """`ray.init`; what goes wrong is a `StartupError` of one line, with the whole story in the log."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(namespace="serve", **how)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        traceback.print_exc()
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise StartupError(f"{failure}: {lines[0]}") from error
 
 
 def _progress(deployments: dict[str, Any]) -> str:

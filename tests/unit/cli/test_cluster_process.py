@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.cli.cluster_process import _progress, _reason, check_listens, require_gpu
-from replica.errors import SettingError
+from deployments.cli.cluster_process import _init_ray, _progress, _reason, check_listens, require_gpu
+from replica.errors import SettingError, StartupError
 
 RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 ray::ServeReplica:brimful:replica-0.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
@@ -77,3 +77,11 @@ def test_cuda_on_a_machine_without_a_gpu_is_refused() -> None:
     for resources in ({"CPU": 2.0}, {"GPU": 0.0}):
         with pytest.raises(SettingError, match=r"^--device = 'cuda' is not allowed: it needs a GPU, and this machine"):
             require_gpu(resources)
+
+
+def test_a_ray_that_cannot_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StartupError) as refused:
+        _init_ray("a local Ray can't be started", no_such_argument=1)
+    assert refused.value.message.startswith("a local Ray can't be started: ")
+    assert "\n" not in refused.value.message
+    assert "Traceback" in capsys.readouterr().err
