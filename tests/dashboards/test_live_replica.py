@@ -37,6 +37,9 @@ REPLICA_PANELS = [
 NUM_CLIENTS = 8
 NUM_BLOCKS = 16
 """Of 4 tokens: four sequences of 5 + 20 tokens don't fit together, so some are preempted."""
+THINK_TIME_S = 0.05
+"""Of a client between two requests: clients and exporter share one interpreter, and without a pause the exporter's
+answers can take seconds. The engine has its own process, as in a replica, for the same reason."""
 
 
 class Clients:
@@ -60,6 +63,7 @@ class Clients:
                 await self._finish(request_of(f"r{number}", 5, 500))  # longer than the model's limit: refused
             else:
                 await self._finish(request_of(f"r{number}", 9, 16, first=number % 2))
+            await asyncio.sleep(THINK_TIME_S)
 
     async def _finish(self, request: GenerationRequest) -> None:
         answered = await answer(self._service, request)
@@ -77,7 +81,7 @@ class Clients:
 async def test_every_panel_has_values_and_the_books_balance(tmp_path: Path) -> None:
     assert BINARY is not None
     factory = FakeFactory(tmp_path, fake_shape(num_blocks=NUM_BLOCKS))
-    async with running(small_config(watermark=0.0), factory) as service:
+    async with running(small_config(watermark=0.0), factory, in_thread=False) as service:
         with ExitStack() as stack:
             exposition = partial(generate_latest, service.metrics.registry)
             port = stack.enter_context(serving({"/metrics": lambda: (METRICS_TYPE, exposition())}))

@@ -37,7 +37,7 @@ TARGETS = [
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """The shipped configuration of Prometheus, scraping twice a second: two replicas and one ingress."""
+    """The shipped configuration of Prometheus, scraping once a second: two replicas and one ingress."""
     assert BINARY is not None
     with ExitStack() as stack:
         ports = []
@@ -57,7 +57,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 def shipped_config(discovery_url: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text(encoding="utf-8"))
-    config["global"] |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
+    config["global"] |= {"scrape_interval": "1s", "scrape_timeout": "1s"}
     config["rule_files"] = [str(GENERATED / "alerts.yaml")]
     (job,) = config["scrape_configs"]
     (job["http_sd_configs"][0]["url"], job["http_sd_configs"][0]["refresh_interval"]) = (discovery_url, "1s")
