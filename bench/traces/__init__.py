@@ -1,0 +1,1 @@
+"""Request lists with the lengths, arrivals and shared prefixes of published workloads."""
