@@ -1,0 +1,76 @@
+"""A real engine for measurements: the model in a process of its own, as in a replica, without text and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from bench.fit.engine import Order, Played
+from replica.config import EngineConfig
+from replica.engine_api import EngineUpdate
+from replica.engine_process import ProcessClient
+from replica.engine_worker import EngineStart, RunnerFactory, load_model
+from replica.errors import ResourceError
+from replica.model.api import ModelShape
+
+
+class RealEngine:
+    """A `MeasuredEngine`; see `real_engine`."""
+
+    def __init__(self, config: EngineConfig, client: ProcessClient, runner: asyncio.Runner) -> None:
+        self.config = config
+        self._client = client
+        self._runner = runner
+        self._news: asyncio.Queue[EngineUpdate | str] = asyncio.Queue()
+        client.listen(self._news.put_nowait, self._news.put_nowait)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._client.ready.shape
+
+    def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
+        return self._runner.run(self._play(orders, progress))
+
+    async def _play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
+        while not self._news.empty():
+            self._news.get_nowait()  # signs of life from before
+        started_s = time.monotonic()
+        sending = asyncio.create_task(self._send(orders, started_s))
+        open_requests = {request.request_id for order in orders for request in order.requests}
+        num_requests, updates = len(open_requests), list[EngineUpdate]()
+        try:
+            while open_requests:
+                update = await self._news.get()
+                if isinstance(update, str):
+                    raise ResourceError(f"the engine died while it was measured: {update}")
+                updates.append(update)
+                ended = zip(update.request_ids, update.finish_reasons, strict=True)
+                open_requests.difference_update(name for name, reason in ended if reason is not None)
+                progress(num_requests - len(open_requests))
+            await sending
+        finally:
+            sending.cancel()
+        return Played(started_s, updates)
+
+    async def _send(self, orders: Sequence[Order], started_s: float) -> None:
+        for order in orders:
+            await asyncio.sleep(max(0.0, started_s + order.at_s - time.monotonic()))
+            self._client.send(order.commands(started_s))
+
+
+@contextmanager
+def real_engine(
+    config: EngineConfig, progress: Callable[[str], None], runner_factory: RunnerFactory = load_model
+) -> Iterator[RealEngine]:
+    """Loads the model in a process of its own and ends that process at the end. Raises `StartupError`."""
+    with asyncio.Runner() as runner:
+        start = EngineStart(config, runner_factory, "measured", secrets.token_hex(8), os.getpid())
+        client = runner.run(ProcessClient.start(start, progress))
+        try:
+            yield RealEngine(config, client, runner)
+        finally:
+            runner.run(client.close())
