@@ -33,8 +33,14 @@ def ranks(values: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float64]
 def correlated(num: int, rng: np.random.Generator, rho: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Two columns of uniform places, tied by a normal copula of this correlation."""
     first, second = rng.normal(size=num), rng.normal(size=num)
-    tied = rho * first + np.sqrt(1.0 - rho * rho) * second
-    return ranks(first, rng), ranks(tied, rng)
+    return ranks(first, rng), ranks(rho * first + np.sqrt(1.0 - rho * rho) * second, rng)
+
+
+def tied_to(places: NDArray[np.float64], rng: np.random.Generator, rho: float) -> NDArray[np.float64]:
+    """Uniform places tied to these: the same copula, one of whose columns is given."""
+    normal = np.empty(len(places))
+    normal[np.argsort(places)] = np.sort(rng.normal(size=len(places)))
+    return ranks(rho * normal + np.sqrt(1.0 - rho * rho) * rng.normal(size=len(places)), rng)
 
 
 def zipf_probabilities(exponent: float, below: int) -> NDArray[np.float64]:
