@@ -37,9 +37,9 @@ DEVICE_LIMITS = {"cpu": (64, 512), "cuda": (256, 8192)}
 
 
 class Settings(BaseModel):
-    """Base of the tree: frozen, and a name that it doesn't know is an error."""
+    """Base of the tree: frozen, and a name that it doesn't know is an error. Types are strict: true is no number."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     @classmethod
     def checked(cls, args: object, *, path: str = "") -> Self:
@@ -199,7 +199,7 @@ class AppConfig(Settings):
     streams finish.
     """
 
-    models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(),), min_length=1)
+    models: tuple[ModelSettings, ...] = Field(default=(ModelSettings(),), min_length=1, strict=False)
     ingress: IngressSettings = IngressSettings()
     router: RouterSettings = RouterSettings()
     metrics_port_range: str = Field(default="9100-9199", pattern=r"^\d{1,5}-\d{1,5}$")
@@ -290,7 +290,7 @@ class _ServeApplication(Settings):
 class _ServeFile(Settings):
     http_options: HttpSettings = HttpSettings()
     proxy_location: ProxyLocation = "EveryNode"
-    applications: tuple[_ServeApplication] = Field(min_length=1)
+    applications: tuple[_ServeApplication] = Field(min_length=1, strict=False)
 
 
 def load_serve_config(path: Path) -> ServeConfig:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from replica.config import SCHEDULER_RANGES
 from replica.errors import SettingError
 
 # pydantic's kinds of error that have a bound, which is in their context under the second name.
@@ -16,6 +17,8 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
 }
 
+_WRONG_TYPES = ("int_type", "float_type", "bool_type", "finite_number", "int_parsing_size")
+
 
 def setting_error(error: ValidationError, path: str) -> SettingError:
     """The first problem that pydantic found; `path` leads the setting's name."""
@@ -25,6 +28,8 @@ def setting_error(error: ValidationError, path: str) -> SettingError:
         return SettingError(name, None, "it must be set")
     if first["type"] == "too_short":
         return SettingError(name, first["input"], f"at least one {name.rpartition('.')[2].removesuffix('s')}")
+    if first["type"] in _WRONG_TYPES and (known := SCHEDULER_RANGES.get(name.rpartition(".")[2])):
+        return SettingError(name, first["input"], known.words)
     return SettingError(name, first["input"], _allowed(first["type"], first["msg"], first.get("ctx", {})))
 
 

@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from replica.errors import SettingError
+from replica.setting_range import (
+    COUNT,
+    COUNT_OR_NONE,
+    OPTIONAL_COUNT,
+    POSITIVE_S,
+    SECONDS,
+    SWITCH,
+    SettingRange,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +64,16 @@ class SchedulerConfig:
     batching: Literal["continuous", "static"] = "continuous"
 
     def __post_init__(self) -> None:
+        for name, allowed in SCHEDULER_RANGES.items():
+            allowed.check(name, getattr(self, name))
         self._check_prefill()
-        self._check_order()
-        if self.max_num_seqs < 1:
-            raise SettingError("max_num_seqs", self.max_num_seqs, "at least 1")
+        if self.policy not in ("fcfs", "priority"):
+            raise SettingError("policy", self.policy, "fcfs or priority")
+        if self.batching not in ("continuous", "static"):
+            raise SettingError("batching", self.batching, "continuous or static")
         if self.max_num_batched_tokens < self.max_num_seqs + 1:
-            allowed = f"at least max_num_seqs + 1 = {self.max_num_seqs + 1}"
-            raise SettingError("max_num_batched_tokens", self.max_num_batched_tokens, allowed)
-        if not 0.0 <= self.watermark < 1.0:
-            raise SettingError("watermark", self.watermark, "from 0 up to, not including, 1")
-        if self.max_num_queued_seqs < 1:
-            raise SettingError("max_num_queued_seqs", self.max_num_queued_seqs, "at least 1")
-        if self.max_num_queued_tokens < 1:
-            raise SettingError("max_num_queued_tokens", self.max_num_queued_tokens, "at least 1")
-        if not self.queue_timeout_s > 0:
-            raise SettingError("queue_timeout_s", self.queue_timeout_s, "more than 0 seconds")
+            allowed_tokens = f"at least max_num_seqs + 1 = {self.max_num_seqs + 1}"
+            raise SettingError("max_num_batched_tokens", self.max_num_batched_tokens, allowed_tokens)
 
     def _check_prefill(self) -> None:
         threshold, partial, long = (
@@ -77,32 +81,36 @@ class SchedulerConfig:
             self.max_num_partial_prefills,
             self.max_long_partial_prefills,
         )
-        if threshold < 0:
-            raise SettingError("long_prefill_token_threshold", threshold, "at least 1, or 0 for none")
-        if partial is not None and partial < 1:
-            raise SettingError("max_num_partial_prefills", partial, "at least 1, or None for no limit")
-        if long is not None and not 1 <= long <= (partial or long):
-            raise SettingError("max_long_partial_prefills", long, "at least 1, at most max_num_partial_prefills")
+        if long is not None and long > (partial or long):
+            allowed = f"at least 1, at most max_num_partial_prefills = {partial}"
+            raise SettingError("max_long_partial_prefills", long, allowed)
         if long is not None and not threshold:
             allowed = "only with long_prefill_token_threshold, which says what is long"
             raise SettingError("max_long_partial_prefills", long, allowed)
         if not self.enable_chunked_prefill and (threshold or partial):
             name = "long_prefill_token_threshold" if threshold else "max_num_partial_prefills"
             raise SettingError(name, threshold or partial, "only with enable_chunked_prefill")
-        if self.max_prefill_skip_s < 0:
-            raise SettingError("max_prefill_skip_s", self.max_prefill_skip_s, "0 seconds or more")
 
-    def _check_order(self) -> None:
-        if self.policy not in ("fcfs", "priority"):
-            raise SettingError("policy", self.policy, "fcfs or priority")
-        if self.batching not in ("continuous", "static"):
-            raise SettingError("batching", self.batching, "continuous or static")
-        if not self.priority_ageing_s > 0:
-            raise SettingError("priority_ageing_s", self.priority_ageing_s, "more than 0 seconds")
-        if self.kv_bypass_s < 0:
-            raise SettingError("kv_bypass_s", self.kv_bypass_s, "0 seconds (nobody passes) or more")
-        if self.kv_bypass_blocks < 0:
-            raise SettingError("kv_bypass_blocks", self.kv_bypass_blocks, "0 (nobody passes) or more")
+
+SCHEDULER_RANGES: dict[str, SettingRange] = {
+    "max_num_seqs": COUNT,
+    "max_num_batched_tokens": SettingRange("whole", "a whole number, at least max_num_seqs + 1", low=2),
+    "scheduler_reserve_full_isl": SWITCH,
+    "watermark": SettingRange("number", "a number from 0 up to, not including, 1", low=0, high=1, but=(1,)),
+    "enable_prefix_caching": SWITCH,
+    "max_num_queued_seqs": COUNT,
+    "max_num_queued_tokens": COUNT,
+    "queue_timeout_s": POSITIVE_S,
+    "enable_chunked_prefill": SWITCH,
+    "long_prefill_token_threshold": SettingRange("whole", "a whole number, at least 1, or 0 for none", low=0),
+    "max_num_partial_prefills": COUNT_OR_NONE,
+    "max_long_partial_prefills": COUNT_OR_NONE,
+    "max_prefill_skip_s": SECONDS,
+    "kv_bypass_s": SettingRange("number", "0 seconds (nobody passes) or more", low=0),
+    "kv_bypass_blocks": SettingRange("whole", "a whole number, 0 (nobody passes) or more", low=0),
+    "priority_ageing_s": POSITIVE_S,
+}
+"""Of each setting by itself. What settings forbid each other is checked after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +143,11 @@ class ModelConfig:
             raise SettingError("model", self.model, "'embedded', a hub id, a folder or a .gguf file")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise SettingError("dtype", self.dtype, "auto, float32, bfloat16 or float16")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
+        share = SettingRange("number", "a number, more than 0, at most 1", low=0, high=1, but=(0,))
+        share.check("gpu_memory_utilization", self.gpu_memory_utilization)
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_blocks", "block_size", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(name, value, "at least 1")
+            OPTIONAL_COUNT.check(name, getattr(self, name))
+        SWITCH.check("batch_invariant", self.batch_invariant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +168,7 @@ class EngineConfig:
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
-        if not self.stall_timeout_s > 0:
-            raise SettingError("stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        if not self.lease_timeout_s > 0:
-            raise SettingError("lease_timeout_s", self.lease_timeout_s, "more than 0 seconds")
-        if self.max_backlog_tokens < 1:
-            raise SettingError("max_backlog_tokens", self.max_backlog_tokens, "at least 1")
+        POSITIVE_S.check("stall_timeout_s", self.stall_timeout_s)
+        POSITIVE_S.check("lease_timeout_s", self.lease_timeout_s)
+        COUNT.check("max_backlog_tokens", self.max_backlog_tokens)
+        SWITCH.check("check_invariants", self.check_invariants)

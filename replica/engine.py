@@ -32,7 +32,7 @@ from replica.errors import (
 from replica.model.api import ModelRunner, OutOfDeviceMemory
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.request_check import check_request
-from replica.scheduler.budgets import CHANGEABLE, changed, check_against_model
+from replica.scheduler.budgets import budgets_of, changed
 from replica.scheduler.plan import PENDING_TOKEN, StepOutcome, StepPlan, StepResult
 from replica.scheduler.scheduler import Scheduler
 
@@ -108,9 +108,7 @@ class Engine:
 
     def set_budgets(self, changes: dict[str, Any]) -> None:
         """Changes settings by name, see `scheduler/budgets.py`. Raises `SettingError`, and then nothing has changed."""
-        limits = changed(self._config.scheduler, self._limits, changes)
-        check_against_model(limits, self._runner.shape)
-        self._limits = limits
+        self._limits = changed(self._config.scheduler, self._limits, changes, self._runner.shape)
         self._apply_limits()
 
     # ---- the loop ----
@@ -186,7 +184,7 @@ class Engine:
         self._apply_limits()
 
     def _apply_limits(self) -> None:
-        values = {name: getattr(self._limits, name) for name in CHANGEABLE}
+        values = budgets_of(self._limits)
         if self._brake.limit is not None:
             tokens = min(self._limits.max_num_batched_tokens, self._brake.limit)
             values["max_num_batched_tokens"] = tokens

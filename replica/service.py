@@ -34,7 +34,7 @@ from replica.open_streams import OpenStreams
 from replica.recorder import Recorder
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
 from replica.request_check import MAX_N, check_request
-from replica.scheduler.budgets import changed, check_against_model
+from replica.scheduler.budgets import allowed, budgets_of, changed
 from replica.stats import StepStats
 from replica.stream import MessagePause, Stream
 from replica.text.tokenizer import Tokenizer
@@ -206,12 +206,26 @@ class ReplicaService:
             "last_step": None if step is None else _step_status(step),
         }
 
+    def limits(self) -> dict[str, Any]:
+        """The settings that may change live, as plain JSON: at the start, now, what each may be while the others stay,
+        and what the engine plans with (less than `now` for a while after a step that didn't fit in memory)."""
+        now, load = budgets_of(self._limits), self.load()
+        ranges = allowed(self._config.scheduler, now, self.shape)
+        return {
+            "start": budgets_of(self._config.scheduler),
+            "now": now,
+            "allowed": {name: found.as_json() for name, found in ranges.items()},
+            "in_force": {name: getattr(load, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
+        }
+
+    def check_budgets(self, **changes: Any) -> None:
+        """Raises the `SettingError` that `set_budgets` would. Changes nothing."""
+        changed(self._config.scheduler, self._limits, changes, self.shape)
+
     def set_budgets(self, **changes: Any) -> None:
         """Changes settings of the scheduler between two steps; `scheduler/budgets.py` says which. Raises
         `SettingError`, and then nothing has changed."""
-        limits = changed(self._config.scheduler, self._limits, changes)
-        check_against_model(limits, self.shape)
-        self._limits = limits
+        self._limits = changed(self._config.scheduler, self._limits, changes, self.shape)
         self._client.send(EngineCommands(budgets=changes))
 
     async def drain(self, timeout_s: float) -> bool:

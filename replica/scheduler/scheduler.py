@@ -154,9 +154,7 @@ class Scheduler:
 
         `max_num_seqs` below the running count admits nobody until enough have ended, and preempts nobody.
         """
-        config = changed(self._start_config, self.config, changes)
-        check_against_model(config, self._state.shape)
-        self._state.config = config
+        self._state.config = changed(self._start_config, self.config, changes, self._state.shape)
 
     def timings(self, seq_id: int) -> RequestTimings:
         """Of a sequence that is live or ended; KeyError once forgotten."""
