@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.fit.engine import MeasuredEngine, Order, Played
+from replica.engine_api import EngineUpdate
 from replica.request import FinishReason
 from replica.scheduler.plan import StepPlan, StepResult
 from replica.scheduler.scheduler import Scheduler
@@ -36,8 +37,7 @@ def measured_steps(engine: MeasuredEngine, orders: Sequence[Order], played: Play
     requests = {request.request_id: request for order in orders for request in order.requests}
     num_sequences, before_s = 0, None
     for update in played.updates:
-        if FinishReason.REJECTED in update.finish_reasons or FinishReason.ERROR in update.finish_reasons:
-            raise ValueError(f"a measured request failed: {[error for error in update.errors if error]}")
+        _require_ends_by_length(update)
         for name in update.accepted:
             scheduler.add(num_sequences, requests[name], 0, 0, update.made_at_s)
             num_sequences += 1
@@ -56,6 +56,12 @@ def measured_steps(engine: MeasuredEngine, orders: Sequence[Order], played: Play
             if reason is not None:
                 scheduler.forget(seq_id)
         before_s = update.made_at_s if scheduler.has_work else None
+
+
+def _require_ends_by_length(update: EngineUpdate) -> None:
+    for reason, error in zip(update.finish_reasons, update.errors, strict=True):
+        if reason not in (None, FinishReason.LENGTH):
+            raise ValueError(f"a measured request ended by {reason}: {error.message if error else 'no reason given'}")
 
 
 def _split(step: StepPlan | StepStats) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from replica.engine import Engine
 from replica.engine_api import EngineUpdate
 from replica.model.api import InFlightStep, ModelRunner, ModelShape
 from replica.model.fake import FakeStep
-from replica.scheduler.plan import StepPlan, StepResult
+from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
 
 SecondsOf = Callable[[StepPlan], float]
 
@@ -28,7 +28,7 @@ class ConstantModel:
     shape: ModelShape
 
     def submit(self, plan: StepPlan) -> InFlightStep:
-        return FakeStep(StepResult(plan.step, [1] * len(plan)))
+        return FakeStep(StepResult(plan.step, [1 if samples else PENDING_TOKEN for samples in plan.samples]))
 
     def close(self) -> None:
         pass

@@ -1,19 +1,25 @@
-"""How long a step takes: a linear model of what a plan asks the device to do.
+"""How long a step takes: a model of what a plan asks the device to do, linear but for one curve.
 
-    seconds = fixed + prefill tokens * a + decode sequences * b + KV tokens read * c + prefill pairs * d
+    seconds = fixed + prefill tokens * a + decode sequences * b + KV tokens read * c + prefill pairs * d + chunks * e
+              + curve(all tokens)
 
 A row of one token is a decode row, whatever it is for: it reads its whole context for one token. All other rows are
-prefill rows: their tokens pass the linear layers, and each attends to everything before it (a pair is one query token
-and one key token).
+prefill rows, or chunks: their tokens pass the linear layers, and each attends to everything before it (a pair is one
+query token and one key token). The curve is for devices whose matrix products aren't linear in their rows, such as a
+CPU, where another kernel takes over at 3 rows; it is 0 unless measured. Where there is one, it holds what a token costs
+in the linear layers, and b only what a decode costs beyond that.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from replica.errors import SettingError
 from replica.scheduler.plan import StepPlan
@@ -21,12 +27,13 @@ from replica.scheduler.plan import StepPlan
 
 class StepWork(NamedTuple):
     """What one step computes. `num_kv_tokens_read`: the decode rows' context lengths, summed. `num_prefill_pairs`: over
-    the prefill rows, chunk * (start + chunk / 2)."""
+    the prefill rows, chunk * (start + chunk / 2). `num_chunks`: prefill rows."""
 
     num_prefill_tokens: int
     num_decode_seqs: int
     num_kv_tokens_read: int
     num_prefill_pairs: float
+    num_chunks: int = 0
 
 
 def work_of(plan: StepPlan, kv_granule_tokens: int = 1) -> StepWork:
@@ -45,20 +52,24 @@ def work_of(plan: StepPlan, kv_granule_tokens: int = 1) -> StepWork:
     if not chunks:
         return StepWork(0, num_decodes, num_read, 0.0)
     pairs = sum([chunk * (start + chunk / 2) for start, chunk in chunks])
-    return StepWork(sum([chunk for _, chunk in chunks]), num_decodes, num_read, pairs)
+    return StepWork(sum([chunk for _, chunk in chunks]), num_decodes, num_read, pairs, len(chunks))
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step and of each unit of its work, none negative. `kv_granule_tokens`: a decode row reads its
-    context in whole pieces of so many tokens. `name` is for tables; `source` says where the numbers come from."""
+    context in whole pieces of so many tokens. `token_curve`: knots (tokens in the step, seconds), in order of tokens;
+    straight lines between, the last line goes on beyond the last knot, and below the first knot it is the first's
+    seconds. `name` is for tables; `source` says where the numbers come from."""
 
     fixed_s: float
     prefill_token_s: float
     decode_seq_s: float
     kv_token_s: float
     prefill_pair_s: float
+    chunk_s: float = 0.0
     kv_granule_tokens: int = 1
+    token_curve: tuple[tuple[int, float], ...] = ()
     name: str = "unnamed"
     source: str = ""
 
@@ -72,12 +83,15 @@ class StepCost:
             raise SettingError("cost.kv_granule_tokens", granule, "a whole number of tokens, at least 1")
         if not self.fixed_s > 0:
             raise SettingError("cost.fixed_s", self.fixed_s, "more than 0 seconds: no step is free")
+        check_curve(self.token_curve)
 
     def seconds(self, work: StepWork) -> float:
-        num_prefill, num_decodes, num_read, num_pairs = work
+        num_prefill, num_decodes, num_read, num_pairs, num_chunks = work
         seconds = self.fixed_s + self.decode_seq_s * num_decodes + self.kv_token_s * num_read
         if num_prefill:
-            seconds += self.prefill_token_s * num_prefill + self.prefill_pair_s * num_pairs
+            seconds += self.prefill_token_s * num_prefill + self.prefill_pair_s * num_pairs + self.chunk_s * num_chunks
+        if self.token_curve:
+            seconds += on_curve(self.token_curve, num_prefill + num_decodes)
         return seconds
 
     def of_plan(self, plan: StepPlan) -> float:
@@ -88,7 +102,30 @@ class StepCost:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
-_SECONDS = ("fixed_s", "prefill_token_s", "decode_seq_s", "kv_token_s", "prefill_pair_s")
+def on_curve(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
+    """A `token_curve`'s seconds at so many tokens; never negative."""
+    if num_tokens <= curve[0][0]:
+        return curve[0][1]
+    upper = min(bisect_left(curve, num_tokens, key=itemgetter(0)), len(curve) - 1)
+    (low, low_s), (high, high_s) = curve[upper - 1], curve[upper]
+    return max(0.0, low_s + (high_s - low_s) * (num_tokens - low) / (high - low))
+
+
+def check_curve(curve: object) -> None:
+    """Raises `SettingError` for what is no `token_curve`."""
+    allowed = "none, or at least 2 knots (tokens, seconds), tokens whole and growing, seconds 0 or more"
+    if not isinstance(curve, tuple):
+        raise SettingError("cost.token_curve", curve, allowed)
+    sound = all(
+        isinstance(knot, tuple) and len(knot) == 2 and type(knot[0]) is int and 0 <= knot[1] < math.inf
+        for knot in curve
+    )
+    if not sound or len(curve) == 1 or any(low[0] >= high[0] for low, high in pairwise(curve)):
+        raise SettingError("cost.token_curve", curve, allowed)
+
+
+_NEEDED = ("fixed_s", "prefill_token_s", "decode_seq_s", "kv_token_s", "prefill_pair_s")
+_SECONDS = (*_NEEDED, "chunk_s")
 
 H100_8B = StepCost(
     fixed_s=7.0e-3,
@@ -116,9 +153,16 @@ def load_cost(name_or_path: str) -> StepCost:
         reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise SettingError("cost", name_or_path, f"a preset ({presets}) or a cost file ({reason})") from None
     known = {field.name for field in fields(StepCost)}
-    if not isinstance(given, dict) or not set(_SECONDS) <= set(given) <= known:
-        raise SettingError("cost", name_or_path, f"the file must be one JSON object with {', '.join(_SECONDS)}")
-    return StepCost(**given)
+    if not isinstance(given, dict) or not set(_NEEDED) <= set(given) <= known:
+        raise SettingError("cost", name_or_path, f"the file must be one JSON object with {', '.join(_NEEDED)}")
+    return StepCost(**given | {"token_curve": _knots(given.get("token_curve", ()))})
+
+
+def _knots(given: object) -> Any:
+    """JSON's lists as tuples, as far as they are; `check_curve` refuses the rest."""
+    if not isinstance(given, list):
+        return given
+    return tuple(tuple(knot) if isinstance(knot, list) else knot for knot in given)
 
 
 def preset_names() -> list[str]:
