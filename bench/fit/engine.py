@@ -21,7 +21,7 @@ class Order(NamedTuple):
 
     at_s: float
     requests: tuple[GenerationRequest, ...]
-    budgets: tuple[tuple[str, int], ...] = ()
+    budgets: tuple[tuple[str, int | float], ...] = ()
 
     def commands(self, started_s: float) -> EngineCommands:
         """For an engine whose clock showed `started_s` when the play began."""

@@ -1,0 +1,166 @@
+"""Is the simulator right? Three loads that the fit never saw, on the real engine and in the simulator.
+
+    steady   W2 lengths / 16, Poisson arrivals at 0.8 x capacity
+    spread   W7 lengths / 4, all present: many tiny, few huge
+    shared   W8 shared prefix / 16, Poisson arrivals at 1.5 x capacity: the queue grows
+
+Capacity is what the simulator makes of the same lengths when all requests are present. Same trace, same settings, the
+same way of counting on both sides. A machine isn't always equally fast, so before and after each load a few
+micro-benchmarks are measured again; how much longer they took than the cost says is the load's speed factor, by which
+the simulation of that load is stretched. Nothing is ever taken from the loads themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from bench.fit.engine import MeasuredEngine
+from bench.fit.fitting import speed_of
+from bench.fit.micro import Benchmark, MicroBenchmarks, chunks, decode
+from bench.fit.observed import observed, orders_of, requests_of, simulated
+from bench.simulate.outcome import Objectives, Outcome
+from bench.simulate.step_cost import StepCost
+from bench.traces.generate import generate
+from bench.traces.trace import Trace
+from replica.config import SchedulerConfig
+from replica.model.api import ModelShape
+
+TOLERANCE = 0.15
+JUDGED = ("ttft_p50_s", "output_tokens_per_s")
+_NO_OBJECTIVES = Objectives(float("inf"), float("inf"))
+_PROBE_REQUESTS = 256
+_LEAST_REQUESTS = 8
+
+Progress = Callable[[str], None]
+
+
+class Load(NamedTuple):
+    """`of_capacity`: arrivals as a share of what the replica can do; None: all present at once."""
+
+    name: str
+    shape: str
+    divisor: int
+    of_capacity: float | None
+    seed: int
+
+
+LOADS = (
+    Load("steady", "W2", 16, 0.8, 101),
+    Load("spread", "W7", 4, None, 102),
+    Load("shared", "W8-shared-prefix", 16, 1.5, 103),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One load: what was measured and what was simulated, by name; `speed_before` and `speed_after` are the factors of
+    the reference steps (more is slower)."""
+
+    load: str
+    num_requests: int
+    speed_before: float
+    speed_after: float
+    measured: dict[str, float]
+    simulated: dict[str, float]
+
+    def error(self, name: str) -> float:
+        """(simulated - measured) / measured."""
+        return self.simulated[name] / self.measured[name] - 1.0
+
+    @property
+    def agrees(self) -> bool:
+        return all(abs(self.error(name)) <= TOLERANCE for name in JUDGED)
+
+    def as_json(self) -> dict[str, Any]:
+        errors = {name: self.error(name) for name in self.measured}
+        return asdict(self) | {"errors": errors, "agrees": self.agrees}
+
+
+def trace_of(load: Load, seconds: float, limits: SchedulerConfig, shape: ModelShape, cost: StepCost) -> Trace:
+    """As many requests as the replica works on for about `seconds`, at the load's arrivals."""
+    probe = generate(load.shape, _PROBE_REQUESTS, load.seed).scaled(load.divisor).all_present()
+    outcome = simulated(probe, requests_of(probe, shape.vocab_size), limits, shape, cost)
+    capacity = outcome.summary(_NO_OBJECTIVES)["throughput_requests_per_s"]
+    trace = generate(load.shape, max(_LEAST_REQUESTS, round(capacity * seconds)), load.seed, 1.0).scaled(load.divisor)
+    return trace.all_present() if load.of_capacity is None else trace.at_rate(load.of_capacity * capacity)
+
+
+def reference_steps(limits: SchedulerConfig) -> list[Benchmark]:
+    """A few seconds of micro-benchmarks: narrow, wide, prefill."""
+    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    widths = sorted({1, min(8, seqs), min(32, seqs)})
+    return [*(decode(width, 16, limits, 10) for width in widths), chunks(min(256, tokens), limits, 5)]
+
+
+def validate(
+    engine: MeasuredEngine, cost: StepCost, seconds: float, progress: Progress, loads: tuple[Load, ...] = LOADS
+) -> list[Comparison]:
+    """Plays each load, `seconds` of work, on `engine`, which is idle, and in the simulator. Raises `ValueError` when
+    the engine did something else than its scheduler plans."""
+    micro = MicroBenchmarks(engine, seed=1)
+    return [_compare(engine, micro, cost, seconds, load, progress) for load in loads]
+
+
+def _compare(
+    engine: MeasuredEngine, micro: MicroBenchmarks, cost: StepCost, seconds: float, load: Load, progress: Progress
+) -> Comparison:
+    limits, shape = engine.config.scheduler, engine.shape
+
+    def speed(when: str) -> float:
+        progress(f"reference steps {when} load {load.name}")
+        return speed_of(cost, micro.measure(reference_steps(limits), 1, lambda *_: None))
+
+    before = speed("before")
+    trace = trace_of(load, seconds, limits, shape, slowed(cost, before))
+    requests = requests_of(trace, shape.vocab_size)
+    orders = orders_of(trace, requests, limits)
+    played = engine.play(orders, _Tenths(f"load {load.name}", len(trace), progress).ended)
+    after = speed("after")
+    expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
+    real = observed(trace, requests, played, shape)
+    return Comparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected))
+
+
+class _Tenths:
+    """Says how far a load is, ten times in all."""
+
+    def __init__(self, name: str, num_requests: int, progress: Progress) -> None:
+        self._name = name
+        self._num_requests = num_requests
+        self._progress = progress
+        self._said = -1
+
+    def ended(self, num_ended: int) -> None:
+        if (tenth := 10 * num_ended // self._num_requests) > self._said:
+            self._said = tenth
+            self._progress(f"{self._name}: {num_ended} of {self._num_requests} requests have ended")
+
+
+def numbers_of(outcome: Outcome) -> dict[str, float]:
+    """What is compared. `tokens_made_per_step`: the batch's mean width, counted by rows that made a token."""
+    summary = outcome.summary(_NO_OBJECTIVES)
+    return {
+        "ttft_p50_s": summary["ttft_s"]["p50"],
+        "output_tokens_per_s": summary["output_tokens_per_s"],
+        "itl_p50_s": summary["itl_s"]["p50"],
+        "e2e_p50_s": summary["e2e_s"]["p50"],
+        "num_steps": summary["num_steps"],
+        "tokens_made_per_step": outcome.steps.num_output_tokens / outcome.steps.num_steps,
+        "num_finished": summary["num_finished"],
+    }
+
+
+def slowed(cost: StepCost, factor: float) -> StepCost:
+    """Every step takes `factor` times as long."""
+    return replace(
+        cost,
+        fixed_s=cost.fixed_s * factor,
+        prefill_token_s=cost.prefill_token_s * factor,
+        decode_seq_s=cost.decode_seq_s * factor,
+        kv_token_s=cost.kv_token_s * factor,
+        prefill_pair_s=cost.prefill_pair_s * factor,
+        chunk_s=cost.chunk_s * factor,
+        token_curve=tuple((knot, seconds * factor) for knot, seconds in cost.token_curve),
+    )

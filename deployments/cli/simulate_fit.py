@@ -1,0 +1,114 @@
+"""`brimful simulate fit`: measure the steps of the real engine, fit what they cost, write the cost file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.console import Console
+from replica.errors import ResourceError, SettingError
+
+if TYPE_CHECKING:
+    from bench.fit.points_file import PointsFile
+    from replica.config import EngineConfig
+
+# Nothing that is measured may expire in the queue, however slow the machine is.
+NEVER_S = 1e6
+
+Model = Annotated[str, typer.Option(help="'embedded', a hub id, a folder or a .gguf file")]
+Seqs = Annotated[int, typer.Option(help="sequences in one step, at most")]
+Tokens = Annotated[int, typer.Option(help="tokens in one step, at most")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads of the engine [default: all cores]")]
+
+
+def fit(
+    model: Model = "embedded",
+    name: Annotated[str, typer.Option(help="name of the cost, for --cost")] = "cpu-smollm2",
+    save: Annotated[Path | None, typer.Option(help="cost file to write [default: NAME.json]")] = None,
+    save_points: Annotated[Path | None, typer.Option(help="file for the points [default: NAME-points.json]")] = None,
+    refit: Annotated[Path | None, typer.Option(help="fit this file of points instead of measuring")] = None,
+    rounds: Annotated[int, typer.Option(help="times that every micro-benchmark runs")] = 3,
+    max_num_seqs: Seqs = 64,
+    max_num_batched_tokens: Tokens = 512,
+    num_threads: Threads = None,
+) -> int:
+    """Measure steps of the real engine in micro-benchmarks and fit the simulator's step cost to them.
+
+    Takes about 4 minutes for the embedded model on 2 cores. The last line is JSON.
+    """
+    from bench.fit.fitting import fit_cost
+    from bench.fit.points_file import PointsFile, listed
+    from bench.fit.reports import cost_table, points_table
+
+    began_s = time.monotonic()
+    if rounds < 1:
+        raise SettingError("--rounds", rounds, "at least 1")
+    cost_path, points_path = save or Path(f"{name}.json"), save_points or Path(f"{name}-points.json")
+    for flag, path in (("--save", cost_path), ("--save-points", points_path)):
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise SettingError(flag, str(path), "a file in a folder that exists")
+    if refit is not None:
+        measured = PointsFile.load(refit)
+    else:
+        measured = _measured(engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads), rounds)
+        measured.save(points_path)
+    chosen, other = fit_cost(measured.points, measured.kv_granule_tokens, name, measured.source)
+    chosen.cost.save(cost_path)
+    for line in (*points_table(measured.points, chosen), "", *cost_table(chosen.cost)):
+        print(line)
+    print(f"{listed(measured.points)}; error: median {chosen.median:.1%}, rms {chosen.rms:.1%}")
+    print(f"the other form ({'with' if other.cost.token_curve else 'without'} a curve): rms {other.rms:.1%}")
+    print(f"written: {cost_path}")
+    result = {
+        "command": "simulate fit",
+        "cost": asdict(chosen.cost),
+        "num_points": len(measured.points),
+        "num_steps": sum(point.num_samples for point in measured.points),
+        "median_error": chosen.median,
+        "rms_error": chosen.rms,
+        "other_form_rms_error": other.rms,
+        "wall_s": time.monotonic() - began_s,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def engine_config(model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None) -> EngineConfig:
+    """Of an engine to be measured. Raises `SettingError`."""
+    from replica.config import EngineConfig, ModelConfig, SchedulerConfig
+
+    limits = SchedulerConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, queue_timeout_s=NEVER_S
+    )
+    return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads), scheduler=limits)
+
+
+def _measured(config: EngineConfig, rounds: int) -> PointsFile:
+    from bench.fit.micro import MicroBenchmarks, micro_benchmarks
+    from bench.fit.points_file import PointsFile
+    from deployments.cli.real_engine import real_engine
+
+    console = Console(sys.stderr)
+    with real_engine(config, console.doing) as engine:
+        benchmarks = micro_benchmarks(config.scheduler, engine.shape.max_model_len)
+
+        def progress(number: int, place: int, name: str) -> None:
+            console.doing(f"measuring steps: round {number + 1}/{rounds}, {place + 1}/{len(benchmarks)}: {name}")
+
+        try:
+            points = MicroBenchmarks(engine).measure(benchmarks, rounds, progress)
+        except ValueError as error:
+            raise ResourceError(f"the steps can't be measured: {error}") from error
+        limits = config.scheduler
+        source = (
+            f"measured with brimful simulate fit: model {config.model.model}, {os.cpu_count()} cores, "
+            f"{limits.max_num_seqs} sequences and {limits.max_num_batched_tokens} tokens a step, {rounds} rounds"
+        )
+        return PointsFile(source, engine.shape.block_size, tuple(points))
