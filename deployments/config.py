@@ -175,6 +175,9 @@ class IngressSettings(Settings):
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body, bytes")
     body_timeout_s: float = Field(default=30.0, gt=0, description="a body must have arrived after, seconds")
     max_in_flight: int = Field(default=2048, ge=1, description="requests one ingress process works on at once")
+    limits_from: Literal["this-machine", "anywhere", "nowhere"] = Field(
+        default="this-machine", description="clients that may change limits (POST /limits)"
+    )
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="threads that tokenize, beside the event loop")
 
 

@@ -22,6 +22,7 @@ STATUS_BY_CODE: dict[str, tuple[int, str]] = {
     "context_length_exceeded": (400, INVALID),
     "body_too_large": (413, INVALID),
     "model_not_found": (404, INVALID),
+    "forbidden": (403, INVALID),
     "refused": (503, OVERLOADED),
     "queue_full": (503, OVERLOADED),
     "queue_timeout": (503, OVERLOADED),

@@ -4,6 +4,7 @@
 GET  /health                                  this process can answer (also while models load)
 GET  /ready                                   every model has a replica that has generated a token
 GET  /status                                  models, replicas, load, budgets: for people and `brimful status`
+GET  /limits, POST /limits                    limits_endpoint.py: shows and changes budgets, for `brimful limits`
 GET  /metrics/targets                         Prometheus HTTP service discovery: every replica and ingress process
 """
 
@@ -31,6 +32,9 @@ from deployments.edge_metrics import EdgeMetrics
 from deployments.generation import Edge
 from deployments.ingress_peers import IngressPeers
 from deployments.leases import Leases
+from deployments.limited_replicas import ServeLimitedReplicas
+from deployments.limits_endpoint import LimitsOfModel, limits_routes
+from deployments.live_limits import LiveLimits
 from deployments.loopback import keep_serve_port_local
 from deployments.machine import Machine
 from deployments.metrics import INGRESS_METRICS
@@ -59,6 +63,8 @@ class Ingress:
         self._metrics_address = metrics_address(config.metrics_host, port)
         self._tokenizer_threads = ThreadPoolExecutor(config.ingress.tokenizer_threads, "tokenize")
         self._models = [self._served(index, handle, machine) for index, handle in enumerate(handles)]
+        limits = [LiveLimits(ServeLimitedReplicas(handle), self._id) for handle in handles]
+        self._limits = [LimitsOfModel(*pair) for pair in zip(self._models, limits, strict=True)]
         self._edge = Edge(
             settings=config.ingress,
             leases=Leases(f"{self._id}-{secrets.token_hex(4)}", time.monotonic),
@@ -80,6 +86,7 @@ class Ingress:
             Route("/ready", self._ready),
             Route("/status", self._status),
             Route("/metrics/targets", self._targets),
+            *limits_routes(self._limits, self._config.ingress),
         ]
         for prefix in dict.fromkeys(model.settings.route for model in self._models):
             models = {model.name: model for model in self._models if model.settings.route == prefix}
@@ -94,6 +101,7 @@ class Ingress:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self._edge.leases.run())]
         tasks += [asyncio.create_task(model.load()) for model in self._models]
+        tasks += [asyncio.create_task(entry.limits.keep_equal()) for entry in self._limits]
         try:
             yield
         finally:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 WATCH_PERIOD_S = 0.2
 LAST_WORDS_S = 1.0
 DEAD_ENGINE_EXIT_CODE = 70
+START_REVISION = (0, "")
+"""Of limits that nobody has changed; see `live_limits.py`."""
 
 
 class ReplicaDeployment:
@@ -53,6 +55,7 @@ class ReplicaDeployment:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._model_name = model_name
         self._num_streams = 0
+        self._revision = START_REVISION
         say = partial(logger.info, "starting: %s")  # `brimful serve` shows the newest of these lines
         self._service = await ReplicaService.start(
             config, replica_id=self._replica_id, model_name=model_name, progress=say
@@ -87,13 +90,34 @@ class ReplicaDeployment:
         del pin
         self._service.renew(lease, request_ids)
 
-    async def set_budgets(self, budgets: dict[str, Any], pin: str | None = None) -> ErrorInfo | None:
-        """Change limits between two steps; the `SettingError` that refuses them, as plain data."""
+    async def limits(self, pin: str | None = None) -> dict[str, Any]:
+        """The limits that may change live, and the revision that they are of."""
         del pin
+        return {"replica_id": self._replica_id, "revision": self._revision, **self._service.limits()}
+
+    async def check_budgets(self, budgets: dict[str, Any], pin: str | None = None) -> ErrorInfo | None:
+        """The `SettingError` that `set_budgets` would answer with. Changes nothing."""
+        del pin
+        try:
+            self._service.check_budgets(**budgets)
+        except SettingError as error:
+            return error.info()
+        return None
+
+    async def set_budgets(
+        self, budgets: dict[str, Any], revision: tuple[int, str], pin: str | None = None
+    ) -> ErrorInfo | None:
+        """Change limits between two steps; the `SettingError` that refuses them, as plain data. An order of a revision
+        that isn't newer than what is set comes late: nothing happens."""
+        del pin
+        if revision <= self._revision:
+            return None
         try:
             self._service.set_budgets(**budgets)
         except SettingError as error:
             return error.info()
+        self._revision = revision
+        logger.info("limits of revision %d: %s", revision[0], budgets)
         return None
 
     async def drain(self) -> dict[str, Any]:

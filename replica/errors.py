@@ -10,6 +10,7 @@
     |  |- InvalidRequest       a field has a wrong type or an impossible value
     |  |- BodyTooLarge         the request body is larger than the ingress takes
     |  |- UnknownModel         the model isn't served here
+    |  |- Forbidden            it may be asked, but not from there
     |  `- PromptTooLong        the prompt doesn't fit; carries the real limit and the real length
     |- Refused                 nothing is wrong, but not now; carries retry_after_s
     |  |- QueueFull            the waiting queue is at its bound
@@ -98,6 +99,10 @@ class BodyTooLarge(RequestError):
 
 class UnknownModel(RequestError):
     code = "model_not_found"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
 
 
 class PromptTooLong(RequestError):

@@ -218,11 +218,11 @@ class ReplicaService:
             "in_force": {name: getattr(load, name) for name in ("max_num_seqs", "max_num_batched_tokens")},
         }
 
-    def check_budgets(self, **changes: Any) -> None:
+    def check_budgets(self, /, **changes: Any) -> None:
         """Raises the `SettingError` that `set_budgets` would. Changes nothing."""
         changed(self._config.scheduler, self._limits, changes, self.shape)
 
-    def set_budgets(self, **changes: Any) -> None:
+    def set_budgets(self, /, **changes: Any) -> None:
         """Changes settings of the scheduler between two steps; `scheduler/budgets.py` says which. Raises
         `SettingError`, and then nothing has changed."""
         self._limits = changed(self._config.scheduler, self._limits, changes, self.shape)

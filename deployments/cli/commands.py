@@ -19,6 +19,7 @@ from replica.errors import BrimfulError, SettingError
 
 URL = "http://127.0.0.1:8000"
 EXIT_USAGE = 2
+EXIT_UNFINISHED = 1
 # The parent of all complaints about the command line, wherever this version of typer keeps it.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -116,6 +117,54 @@ def status(
     else:
         show_status(answer, RichConsole())
     return 0
+
+
+@app.command()
+def limits(
+    url: UrlOption = URL,
+    model: Annotated[
+        str | None, typer.Option(help="of this model [default: all; to change them, the only one]")
+    ] = None,
+    route: Annotated[str | None, typer.Option(help="its route, where two models have one name")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="sequences in one step")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="tokens in one step")] = None,
+    long_prefill_token_threshold: Annotated[int | None, typer.Option(help="largest chunk, tokens; 0: any")] = None,
+    max_num_partial_prefills: Annotated[str | None, typer.Option(help="sequences mid-prefill, or none")] = None,
+    max_long_partial_prefills: Annotated[str | None, typer.Option(help="of those, long ones, or none")] = None,
+    watermark: Annotated[float | None, typer.Option(help="share of KV blocks kept free when admitting")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="all others back to their values at the start")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the service's own JSON")] = False,
+) -> int:
+    """Show the limits of running replicas, or change them on all replicas of a model, between two steps.
+
+    No limit can be set above its value at the start. A refused value changes nothing on any replica. Replicas that
+    start later get the changes, too; a new start of the service forgets them.
+    """
+    from rich.console import Console as RichConsole
+
+    from deployments.cli.limits import change_limits, client_of, fetch_limits, given_limits, show_limits
+
+    flags_given = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
+        "max_num_partial_prefills": max_num_partial_prefills,
+        "max_long_partial_prefills": max_long_partial_prefills,
+        "watermark": watermark,
+    }
+    new = given_limits(flags_given)
+    change = {"model": model, "route": route, "limits": new, "reset": reset} if new or reset else None
+
+    async def ask() -> dict[str, Any]:
+        async with client_of(_base_url(url)) as client:
+            return await (change_limits(client, change) if change else fetch_limits(client, model, route))
+
+    answer = asyncio.run(ask())
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        show_limits(answer, RichConsole())
+    return EXIT_UNFINISHED if change and answer["models"][0]["silent"] else 0
 
 
 @models.command()

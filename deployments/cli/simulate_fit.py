@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,14 +35,15 @@ def fit(
     save: Annotated[Path | None, typer.Option(help="cost file to write [default: NAME.json]")] = None,
     save_points: Annotated[Path | None, typer.Option(help="file for the points [default: NAME-points.json]")] = None,
     refit: Annotated[Path | None, typer.Option(help="fit this file of points instead of measuring")] = None,
-    rounds: Annotated[int, typer.Option(help="times that every micro-benchmark runs")] = 3,
+    rounds: Annotated[int, typer.Option(help="times that every micro-benchmark runs, at most")] = 3,
+    limit_s: Annotated[float, typer.Option(help="begin no round that would end later than this, seconds")] = 360.0,
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Tokens = 512,
     num_threads: Threads = None,
 ) -> int:
     """Measure steps of the real engine in micro-benchmarks and fit the simulator's step cost to them.
 
-    Takes about 4 minutes for the embedded model on 2 cores. The last line is JSON.
+    Takes 4 to 7 minutes for the embedded model on 2 cores. The last line is JSON.
     """
     from bench.fit.fitting import fit_cost
     from bench.fit.points_file import PointsFile, listed
@@ -57,7 +59,7 @@ def fit(
     if refit is not None:
         measured = PointsFile.load(refit)
     else:
-        measured = _measured(engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads), rounds)
+        measured = _measured(engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads), rounds, limit_s)
         measured.save(points_path)
     chosen, other = fit_cost(measured.points, measured.kv_granule_tokens, name, measured.source)
     chosen.cost.save(cost_path)
@@ -90,7 +92,17 @@ def engine_config(model: str, max_num_seqs: int, max_num_batched_tokens: int, nu
     return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads), scheduler=limits)
 
 
-def _measured(config: EngineConfig, rounds: int) -> PointsFile:
+def _rounds(most: int, limit_s: float) -> Iterator[int]:
+    """0, 1, ... while one more round, as long as those before, would end within `limit_s`. One at least."""
+    began_s = time.monotonic()
+    for number in range(most):
+        took_s = time.monotonic() - began_s
+        if number and took_s * (number + 1) / number > limit_s:
+            return
+        yield number
+
+
+def _measured(config: EngineConfig, rounds: int, limit_s: float) -> PointsFile:
     from bench.fit.micro import MicroBenchmarks, micro_benchmarks
     from bench.fit.points_file import PointsFile
     from deployments.cli.real_engine import real_engine
@@ -103,12 +115,12 @@ def _measured(config: EngineConfig, rounds: int) -> PointsFile:
             console.doing(f"measuring steps: round {number + 1}/{rounds}, {place + 1}/{len(benchmarks)}: {name}")
 
         try:
-            points = MicroBenchmarks(engine).measure(benchmarks, rounds, progress)
+            points = MicroBenchmarks(engine).measure(benchmarks, _rounds(rounds, limit_s), progress)
         except ValueError as error:
             raise ResourceError(f"the steps can't be measured: {error}") from error
         limits = config.scheduler
         source = (
             f"measured with brimful simulate fit: model {config.model.model}, {os.cpu_count()} cores, "
-            f"{limits.max_num_seqs} sequences and {limits.max_num_batched_tokens} tokens a step, {rounds} rounds"
+            f"{limits.max_num_seqs} sequences and {limits.max_num_batched_tokens} tokens a step"
         )
         return PointsFile(source, engine.shape.block_size, tuple(points))

@@ -30,11 +30,12 @@ def only_line(text: str) -> str:
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     shown = capsys.readouterr()
-    assert [word for word in ("serve", "chat", "status", "models", "dashboards") if word not in shown.out] == []
+    commands = ("serve", "chat", "status", "limits", "models", "dashboards")
+    assert [word for word in commands if word not in shown.out] == []
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "status", "models prepare", "dashboards publish"])
+@pytest.mark.parametrize("command", ["serve", "chat", "status", "limits", "models prepare", "dashboards publish"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     assert f"Usage: brimful {command}" in capsys.readouterr().out
@@ -58,6 +59,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("status --url http://127.0.0.1:port", "error: --url = 'http://127.0.0.1:port' is not allowed: a URL such as "),
         ("chat --url http://127.0.0.1:port", "error: --url = 'http://127.0.0.1:port' is not allowed: a URL such as "),
         ("status --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
+        ("limits --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
+        ("limits --max-num-seqs many", "error: Invalid value for '--max-num-seqs': "),
+        ("limits --max-num-partial-prefills 2.5", "error: --max-num-partial-prefills = '2.5' is not allowed: a "),
         ("serve extra", "error: Got unexpected extra argument"),
         ("no-such-command", "error: No such command 'no-such-command'."),
         ("models", "error: Missing command."),
@@ -71,7 +75,7 @@ def test_a_bad_command_line_is_one_line(line: str, message: str, capsys: pytest.
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("command", ["status", "chat"])
+@pytest.mark.parametrize("command", ["status", "chat", "limits"])
 def test_nobody_at_the_url_is_one_line(command: str, free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port}"
     assert run([command, "--url", url]) == 2
@@ -114,7 +118,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_program_loads_neither_torch_nor_ray_to_show_help() -> None:
     code = (
         "import sys; from deployments.cli.commands import run; run(['serve', '--help']);"
-        "import deployments.cli.serve, deployments.cli.chat, deployments.cli.status;"
+        "import deployments.cli.serve, deployments.cli.chat, deployments.cli.status, deployments.cli.limits;"
         "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules], file=sys.stderr)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

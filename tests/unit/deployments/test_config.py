@@ -138,7 +138,7 @@ def test_clients_name_a_model_by_its_served_name() -> None:
             "models[0].max_num_batched_tokens = 4 is not allowed: at least max_num_seqs + 1 = 9",
         ),
         ({"models": [{}, {"watermark": 1.5}]}, "models[1].watermark = 1.5 is not allowed: it must be less than 1"),
-        ({"models": [{"watermark": float("nan")}]}, "models[0].watermark = nan is not allowed: a finite number"),
+        ({"models": [{"watermark": float("nan")}]}, "models[0].watermark = nan is not allowed: a number from 0"),
         (
             {"models": [{"tensor_parallel_size": 2}]},
             "models[0].tensor_parallel_size = 2 is not allowed: only 1 is supported",

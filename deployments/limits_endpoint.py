@@ -1,0 +1,152 @@
+"""`/limits`: what may change on running replicas, shown to anybody who reaches the service, changed by few.
+
+GET                                                 all models
+POST {"model", "route", "limits": {...}, "reset"}   one model: sets these limits (null: no limit) on all its replicas
+
+Every field of a POST may be left out: `model` and `route` where only one model fits what is given. `reset` gives the
+limits that aren't named their start values. The answer is that of GET, for this model. A refused value changes
+nothing anywhere; a replica that fell silent between the two rounds is in `silent` and gets it later.
+
+Who may POST is `ingress.limits_from`. By default clients on the machine where the request entered, and no browser:
+a web page can make one send requests to 127.0.0.1, and browsers name the page in `Origin`. A proxy on that machine
+must set X-Forwarded-For, as proxies do; what it says counts then, and only from there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from deployments.config import IngressSettings
+from deployments.error_map import http_error
+from deployments.http_body import ClientLeft, read_body
+from deployments.live_limits import LiveLimits
+from deployments.served_model import ServedModel
+from replica.errors import BrimfulError, Forbidden, InvalidRequest, SettingError, UnknownModel
+from replica.scheduler.budgets import CHANGEABLE
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 4096
+LimitsFrom = Literal["this-machine", "anywhere", "nowhere"]
+
+
+class LimitsOfModel(NamedTuple):
+    model: ServedModel
+    limits: LiveLimits
+
+
+class LimitsChange(BaseModel):
+    """The body of a POST."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: str | None = None
+    route: str | None = None
+    limits: dict[str, Any] = {}
+    reset: bool = False
+
+
+def limits_routes(models: Sequence[LimitsOfModel], settings: IngressSettings) -> list[Route]:
+    async def show(_: Request) -> Response:
+        return JSONResponse({"models": [await _shown(entry) for entry in models]})
+
+    async def change(request: Request) -> Response:
+        try:
+            check_sender(request, settings.limits_from)
+            body = await read_body(request.scope, request.receive, MAX_BODY_BYTES, settings.body_timeout_s)
+            return JSONResponse(await _changed(models, parse_change(body)))
+        except SettingError as error:
+            return _refused(InvalidRequest(error.message, param=error.param))
+        except BrimfulError as error:
+            return _refused(error)
+        except ClientLeft:
+            return Response(status_code=499)
+
+    return [Route("/limits", show, methods=["GET"]), Route("/limits", change, methods=["POST"])]
+
+
+def check_sender(request: Request, limits_from: LimitsFrom) -> None:
+    """Raises `Forbidden`, with what would allow it."""
+    if limits_from == "anywhere":
+        return
+    if limits_from == "nowhere":
+        raise Forbidden("limits can't be changed here: ingress.limits_from is nowhere")
+    if "origin" in request.headers:
+        raise Forbidden("limits can't be changed by a web page, unless ingress.limits_from is anywhere")
+    if not _is_this_machine(request.client.host if request.client else ""):
+        raise Forbidden("limits can be changed only from the machine itself, unless ingress.limits_from is anywhere")
+
+
+def parse_change(body: bytes) -> LimitsChange:
+    """Raises `InvalidRequest`. NaN and Infinity pass here, because the check of their setting can name it."""
+    try:
+        change = LimitsChange.model_validate(from_json(body, allow_inf_nan=True))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])[:100]
+        if not field:
+            raise InvalidRequest("the body must be a JSON object") from None
+        known = first["type"] != "extra_forbidden"
+        raise InvalidRequest(
+            f"{field}: {first['msg']}" if known else f"{field} is not a known field", param=field
+        ) from None
+    except ValueError as error:
+        raise InvalidRequest(f"the request body isn't valid JSON: {error}") from None
+    for name, value in change.limits.items():
+        if name not in CHANGEABLE:
+            allowed = f"only these can change on a running replica: {', '.join(CHANGEABLE)}"
+            raise SettingError(name[:100], value, allowed)
+    if not change.limits and not change.reset:
+        raise InvalidRequest("nothing to change: give limits, or reset: true")
+    return change
+
+
+async def _changed(models: Sequence[LimitsOfModel], change: LimitsChange) -> dict[str, Any]:
+    entry = find_one(models, change)
+    silent = await entry.limits.change(change.limits, reset=change.reset)
+    shown = await _shown(entry)
+    return {"models": [{**shown, "silent": sorted({*shown["silent"], *silent})}]}
+
+
+def find_one(models: Sequence[LimitsOfModel], change: LimitsChange) -> LimitsOfModel:
+    """The one model that `model` and `route` fit, as far as they are given. Raises `UnknownModel`, `InvalidRequest`."""
+    fitting = [
+        entry
+        for entry in models
+        if change.model in (None, entry.model.name) and change.route in (None, entry.model.settings.route)
+    ]
+    served = ", ".join(f"{entry.model.name} on {entry.model.settings.route}" for entry in fitting or models)
+    if not fitting:
+        raise UnknownModel(f"no such model is served here; served: {served}", param="model")
+    if len(fitting) > 1:
+        raise InvalidRequest(f"several models are served: {served}; name one", param="model")
+    return fitting[0]
+
+
+async def _shown(entry: LimitsOfModel) -> dict[str, Any]:
+    found, silent = await entry.limits.ask()
+    return {"name": entry.model.name, "route": entry.model.settings.route, "replicas": found, "silent": silent}
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _refused(error: BrimfulError) -> Response:
+    logger.info("limits not changed: %s", error.message)
+    answer = http_error(error)
+    return Response(answer.body, answer.status, answer.headers, "application/json")
