@@ -94,13 +94,13 @@ class MicroBenchmarks:
         self._num_requests = 0
 
     def measure(
-        self, benchmarks: Iterable[Benchmark], num_rounds: int, progress: Callable[[int, int, str], None]
+        self, benchmarks: Iterable[Benchmark], rounds: Iterable[int], progress: Callable[[int, int, str], None]
     ) -> list[Point]:
-        """Points in order of benchmarks; `progress` hears round, benchmark's number and name. Raises `ValueError` when
-        the engine did something else than its scheduler plans."""
+        """Points in order of benchmarks, which all run in each of `rounds`; `progress` hears the round, a benchmark's
+        number and its name. Raises `ValueError` when the engine did something else than its scheduler plans."""
         taken: defaultdict[tuple[str, StepWork], list[float]] = defaultdict(list)
         listed = list(benchmarks)
-        for number in range(num_rounds):
+        for number in rounds:
             for place, benchmark in enumerate(listed):
                 progress(number, place, benchmark.name)
                 for work, seconds in self._run(benchmark):

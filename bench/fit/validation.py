@@ -110,7 +110,7 @@ def _compare(
 
     def speed(when: str) -> float:
         progress(f"reference steps {when} load {load.name}")
-        return speed_of(cost, micro.measure(reference_steps(limits), 1, lambda *_: None))
+        return speed_of(cost, micro.measure(reference_steps(limits), range(1), lambda *_: None))
 
     before = speed("before")
     trace = trace_of(load, seconds, limits, shape, slowed(cost, before))
