@@ -192,6 +192,7 @@ def _growth(state: SchedulerState, draft: StepDraft, num_steps: int) -> int:
 def _enter(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, now_s: float) -> None:
     state.waiting.remove(seq)
     state.waiting.note_overtaken(seq, now_s)
+    seq.own_tokens()
     seq.aged_priority = seq.request.priority - (now_s - seq.queued_at_s) / state.config.priority_ageing_s
     state.tables.adopt(seq, offer.hits)
     state.batch.join(seq)

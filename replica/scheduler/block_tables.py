@@ -29,13 +29,13 @@ class BlockTables:
         """Make the table hold positions below `num_tokens`. The caller has checked that free blocks suffice."""
         if num_tokens > seq.num_slots:
             seq.block_table += self.pool.take(self.blocks_for(num_tokens - seq.num_slots))
-            seq.num_slots = len(seq.block_table) * self.block_size
+            seq.hold_slots(len(seq.block_table) * self.block_size)
 
     def release(self, seq: Sequence) -> None:
         """Give everything back. The plan's columns keep the old list, so the sequence gets a new one."""
         self.pool.release(seq.block_table)
         seq.block_table = []
-        seq.num_slots = 0
+        seq.hold_slots(0)
 
     def lookup(self, seq: Sequence) -> list[int]:
         """Blocks of the longest cached prefix of the known tokens. At least one known token never hits: it must be
@@ -52,9 +52,9 @@ class BlockTables:
         """Start a table with these cached blocks; their tokens count as computed."""
         self.pool.hold(hits)
         seq.block_table = list(hits)
-        seq.num_slots = seq.num_scheduled = seq.num_computed = len(hits) * self.block_size
+        seq.num_scheduled = seq.num_computed = len(hits) * self.block_size
+        seq.hold_slots(seq.num_computed)
         seq.num_hashed = len(hits)
-        seq.hash_due = self._hash_due(seq)
 
     def register_computed(self, seq: Sequence) -> None:
         """Name the blocks that `num_computed` has filled since last time."""
@@ -63,13 +63,11 @@ class BlockTables:
             for i, block in enumerate(islice(seq.block_table, seq.num_hashed, full), seq.num_hashed):
                 self.cache.register(seq.hash_at(i, self.block_size), block)
         seq.num_hashed = full
-        seq.hash_due = self._hash_due(seq)
+        if seq.num_computed >= seq.input_len:  # before that, every commit is looked at for the first token
+            seq.commit_due = min((full + 1) * self.block_size, seq.max_len - 1)
 
     def distrust(self, seq: Sequence) -> None:
         """Nobody may start from KV of this sequence's context again. It failed, perhaps on non-finite values, which
         show only where a row samples: blocks that it computed, or found in the cache, may have them for long."""
         if self.cache is not None:
             self.cache.drop(seq.hashes)
-
-    def _hash_due(self, seq: Sequence) -> int:
-        return (seq.num_hashed + 1) * self.block_size

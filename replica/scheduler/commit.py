@@ -15,38 +15,63 @@ _End = tuple[FinishReason, int | None, str | None]
 
 def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now_s: float) -> StepOutcome:
     """Apply a step's result. Rows of sequences that ended meanwhile change nothing; a row of a sequence that was
-    preempted meanwhile still delivers its token, but no KV."""
+    preempted meanwhile still delivers its token, but no KV.
+
+    Most decode rows only count and append; those are done first, in a loop that does no more.
+    """
     state.now_s = now_s
-    tables, failed = state.tables, result.failed_rows
+    plan, tokens = record.plan, result.token_ids
+    assert len(tokens) == len(plan), "a result has one token for each row of its plan"
     ends: dict[int, _End] = {}
     silent: set[int] = set()
-    columns = zip(record.seqs, record.ends, record.admissions, record.plan.samples, result.token_ids, strict=True)
-    for row, (seq, end, admission, samples, token) in enumerate(columns):
+    for row in range(len(plan)) if result.failed_rows else _commit_plain_decodes(record, tokens):
+        seq = record.seqs[row]
         if seq.status is SequenceStatus.ENDED:
             silent.add(row)
-            continue
-        if row in failed or (samples and token < 0):
-            ends[row] = (FinishReason.ERROR, None, failed.get(row, "step_failed"))
-            tables.distrust(seq)
-            continue
-        if seq.admission == admission:
-            seq.num_computed = end
-            if end >= seq.hash_due:
-                tables.register_computed(seq)
+        elif row in result.failed_rows or (plan.samples[row] and tokens[row] < 0):
+            ends[row] = (FinishReason.ERROR, None, result.failed_rows.get(row, "step_failed"))
+            state.tables.distrust(seq)
         else:
-            seq.lost(end)
-        if not samples:
-            silent.add(row)
-            continue
-        seq.tokens[end] = token
-        if end == seq.input_len:
-            seq.first_token_at_s = now_s
-        if end + 1 >= seq.max_len or token in seq.stop_ids:
-            end_of = _end_of(seq, end, token)
-            if end_of is not None:
+            _commit_row(state, record, row)
+            if not plan.samples[row]:
+                silent.add(row)
+            elif (end_of := _append(seq, record.ends[row], tokens[row], now_s)) is not None:
                 ends[row] = end_of
-    end_sequences(state, [record.seqs[row] for row in ends], now_s)
-    return _outcome(record, result.token_ids, ends, silent)
+    if ends:
+        end_sequences(state, [record.seqs[row] for row in ends], now_s)
+    return _outcome(record, tokens, ends, silent)
+
+
+def _commit_plain_decodes(record: InFlight, tokens: list[int]) -> list[int]:
+    """Commit the rows whose sequence is still in the same stay, fills no block and doesn't end. Returns the others."""
+    others = []
+    n = record.num_decodes
+    columns = zip(range(n), record.seqs, record.ends, record.admissions, tokens, strict=False)
+    for row, seq, end, admission, token in columns:
+        if end >= seq.commit_due or seq.admission != admission or token in seq.stop_ids or token < 0:
+            others.append(row)
+        else:
+            seq.num_computed = end
+            seq.tokens[end] = token
+    others += range(n, len(record.seqs))
+    return others
+
+
+def _commit_row(state: SchedulerState, record: InFlight, row: int) -> None:
+    seq, end = record.seqs[row], record.ends[row]
+    if seq.admission == record.admissions[row]:
+        seq.num_computed = end
+        state.tables.register_computed(seq)
+    else:
+        seq.lost(end)
+
+
+def _append(seq: Sequence, position: int, token: int, now_s: float) -> _End | None:
+    """The token that was pending at this position is known; whether it ends the sequence."""
+    seq.tokens[position] = token
+    if position == seq.input_len:
+        seq.first_token_at_s = now_s
+    return _end_of(seq, position, token)
 
 
 def _end_of(seq: Sequence, position: int, token: int) -> _End | None:
@@ -117,6 +142,7 @@ def roll_back_step(state: SchedulerState, record: InFlight) -> None:
         seq_or_none = state.live.get(joined.seq_id)
         if seq_or_none is not None:
             seq_or_none.announced = False
+    state.prefilling = [seq for seq in state.batch.running if seq.gap > 1]
     num_places = max(state.config.max_num_seqs, record.num_running_before)
     while len(state.batch.running) > num_places:
         return_to_queue(state, max(state.batch.running, key=lambda seq: seq.admission))

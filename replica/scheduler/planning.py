@@ -15,7 +15,7 @@ A running sequence that needs a block when none is free takes one by preemption 
 
 from __future__ import annotations
 
-from operator import add, attrgetter
+from operator import attrgetter
 
 from replica.scheduler.admission import admit, somebody_could_enter
 from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
@@ -33,25 +33,28 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
     admit(state, draft, now_s)
     _spend_the_rest(state, draft)
     state.admit_nobody = False
+    state.prefilling = draft.prefills
     if not draft.decodes and not draft.chunks:
         return None
     record = _seal(state, draft)
     state.in_flight.append(record)
     state.last_sealed = record
-    _advance(state, draft)
+    _advance(state, draft, record.ends)
     return record
 
 
 def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
     running = state.batch.running
-    draft.decodes = [seq for seq in running if len(seq.tokens) - seq.num_scheduled == 1]
-    if len(draft.decodes) < len(running):
-        draft.prefills = [seq for seq in running if seq.gap > 1]
+    wide = {seq for seq in state.prefilling if seq.status is SequenceStatus.RUNNING and seq.gap > 1}
+    draft.prefills = sorted(wide, key=attrgetter("arrival"))
+    draft.decodes = [seq for seq in running if seq not in wide] if wide else running.copy()
     del draft.decodes[draft.budget :]  # only after a budget was lowered below what was running
     draft.budget -= len(draft.decodes)
-    needy = [seq for seq in draft.decodes if seq.num_scheduled >= seq.num_slots]
-    for seq in needy:
-        if seq.status is SequenceStatus.RUNNING and make_room(state, draft, seq):
+    draft.due = [seq for seq in draft.decodes if seq.num_scheduled >= seq.plan_due]
+    for seq in draft.due:
+        if seq.num_scheduled < seq.num_slots or seq.status is not SequenceStatus.RUNNING:
+            continue
+        if make_room(state, draft, seq):
             state.tables.grow(seq, seq.num_scheduled + 1)
 
 
@@ -93,12 +96,16 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
     rows = decodes + chunks
     same = last is not None and last.batch_version == batch.version and last.seqs == rows
     joined = [] if same else _join_lanes(state, rows)
-    closes = [seq.gap == seq.chunk for seq in chunks]
-    starts = [seq.num_scheduled for seq in rows]
+    starts = last.ends if last and same else [seq.num_scheduled for seq in rows]
+    ends = [start + 1 for start in starts]
+    num_tokens = [1] * len(decodes)
+    samples = [True] * len(decodes)
     token_ids = [seq.tokens[-1] for seq in decodes]
-    for seq in chunks:
-        token_ids += seq.tokens[seq.num_scheduled : seq.num_scheduled + seq.chunk]
-    num_tokens = [1] * len(decodes) + [seq.chunk for seq in chunks]
+    for row, seq in enumerate(chunks, start=len(decodes)):
+        ends[row] = starts[row] + seq.chunk
+        num_tokens.append(seq.chunk)
+        samples.append(seq.gap == seq.chunk)
+        token_ids += seq.tokens[starts[row] : ends[row]]
     num_recomputed, num_prefill = _count_kinds(draft)
     state.num_steps += 1
     plan = StepPlan(
@@ -108,8 +115,8 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         starts=starts,
         num_tokens=num_tokens,
         block_tables=last.plan.block_tables if last and same else [seq.block_table for seq in rows],
-        samples=[True] * len(decodes) + closes,
-        num_logits=[1] * len(decodes) + [int(close) for close in closes],
+        samples=samples,
+        num_logits=[*map(int, samples)] if chunks else num_tokens,
         output_index=[len(seq.tokens) - seq.prompt_len for seq in rows],
         token_ids=token_ids,
         joined=joined,
@@ -119,9 +126,8 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         num_recomputed_tokens=num_recomputed,
     )
     batch.left = []
-    ends = list(map(add, starts, num_tokens))
     admissions = last.admissions if last and same else [seq.admission for seq in rows]
-    return InFlight(plan, rows, ends, admissions, draft.num_running_before, batch.version)
+    return InFlight(plan, rows, len(decodes), ends, admissions, draft.num_running_before, batch.version)
 
 
 def _join_lanes(state: SchedulerState, rows: list[Sequence]) -> list[JoinedSequence]:
@@ -147,14 +153,12 @@ def _count_kinds(draft: StepDraft) -> tuple[int, int]:
     return recomputed, prefill
 
 
-def _advance(state: SchedulerState, draft: StepDraft) -> None:
+def _advance(state: SchedulerState, draft: StepDraft, ends: list[int]) -> None:
     """Count the planned tokens as scheduled; each row that samples knows one more token, whose value is pending."""
-    ending = []
-    for seq in draft.decodes:
-        seq.num_scheduled += 1
+    for seq, end in zip(draft.decodes, ends, strict=False):
+        seq.num_scheduled = end
         seq.tokens.append(PENDING_TOKEN)
-        if len(seq.tokens) >= seq.max_len:
-            ending.append(seq)
+    ending = [seq for seq in draft.due if seq.status is SequenceStatus.RUNNING and len(seq.tokens) >= seq.max_len]
     for seq in draft.chunks:
         seq.num_scheduled += seq.chunk
         seq.chunk = 0
@@ -162,4 +166,5 @@ def _advance(state: SchedulerState, draft: StepDraft) -> None:
             seq.tokens.append(PENDING_TOKEN)
             if len(seq.tokens) >= seq.max_len:
                 ending.append(seq)
-    state.batch.begin_ending(ending)
+    if ending:
+        state.batch.begin_ending(ending)

@@ -54,7 +54,7 @@ def return_to_queue(state: SchedulerState, seq: Sequence) -> None:
     state.batch.remove([seq])
     state.tables.release(seq)
     seq.num_computed = seq.num_scheduled = 0
-    seq.num_hashed = seq.hash_due = 0
+    seq.num_hashed = seq.commit_due = 0
     seq.status = SequenceStatus.WAITING
     seq.waiting_since_s = state.now_s
     state.waiting.add_returned(seq)

@@ -31,6 +31,7 @@ from replica.scheduler.planning import plan_step
 from replica.scheduler.preemption import choose_victim, preempt
 from replica.scheduler.prefix_cache import PrefixCache
 from replica.scheduler.running_batch import RunningBatch
+from replica.scheduler.sequence import SequenceStatus
 from replica.scheduler.state import SchedulerState, Tally
 from replica.scheduler.waiting_queue import WaitingQueue
 from replica.stats import RequestTimings, StepStats
@@ -207,7 +208,7 @@ class Scheduler:
         next."""
         state = self._state
         pool, cache = state.tables.pool, state.tables.cache
-        gaps = [len(seq.tokens) - seq.num_scheduled for seq in state.batch.running]
+        gaps = [seq.gap for seq in state.prefilling if seq.status is SequenceStatus.RUNNING]
         added, evicted = ((), ()) if cache is None else cache.take_changes(max_hashes)
         return LoadReport(
             replica_id="",

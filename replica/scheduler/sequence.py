@@ -12,6 +12,7 @@ plan can be made before: it counts the place and doesn't need the value.
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import cast
 
 from replica.request import GenerationRequest
 from replica.scheduler.block_hash import block_hash, root_hash
@@ -30,10 +31,14 @@ class Sequence:
 
     `max_len`: prompt and output together never grow past it. `arrival` orders sequences for good. `admission` names
     one stay in the running batch, 0 outside: a row of a plan belongs to the sequence only while they agree.
+    `tokens`: all known ones. Until `own_tokens` the request's tuple itself, since thousands may wait.
     Waiting: `queue_key` is its place in the policy's order, `ticket` names its one valid entry there, `parked` says
     that it waits for a long-prefill slot. `is_small`: its whole demand may pass a head that waits for KV space.
     `recomputed_until`: positions below it were computed before a preemption. `caught_up_at`: from here on positions
     are decode tokens: neither input nor recomputed.
+    Between two events a decode only counts: `plan_due` is the first `num_scheduled` from which planning one more token
+    does more (takes a block, or is its last); `commit_due` the first `num_computed` at which committing does (a block
+    is full, the first token, the last).
     """
 
     __slots__ = (
@@ -44,9 +49,9 @@ class Sequence:
         "block_table",
         "caught_up_at",
         "chunk",
+        "commit_due",
         "finished_at_s",
         "first_token_at_s",
-        "hash_due",
         "hashes",
         "index",
         "input_len",
@@ -62,6 +67,7 @@ class Sequence:
         "num_slots",
         "overtaken_since_s",
         "parked",
+        "plan_due",
         "prompt_len",
         "queue_key",
         "queued_at_s",
@@ -105,7 +111,8 @@ class Sequence:
         self.kv_blocked_since_s: float | None = None
         self.is_small = is_small
         self.aged_priority = 0.0
-        self.tokens = [*request.prompt_ids, *request.prior_output_ids]
+        priors = request.prior_output_ids
+        self.tokens = [*request.prompt_ids, *priors] if priors else cast("list[int]", request.prompt_ids)
         self.prompt_len = len(request.prompt_ids)
         self.input_len = len(self.tokens)
         self.max_len = max_len
@@ -119,7 +126,8 @@ class Sequence:
         self.num_slots = 0
         self.hashes: list[bytes] = []
         self.num_hashed = 0
-        self.hash_due = 0
+        self.plan_due = 0
+        self.commit_due = 0
         self.lane = -1
         self.announced = False
         self.admission = 0
@@ -150,6 +158,17 @@ class Sequence:
             start = len(self.hashes) * block_size
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes[block_index]
+
+    def own_tokens(self) -> None:
+        """It takes a place and will append."""
+        known: object = self.tokens
+        if isinstance(known, tuple):
+            self.tokens = list(known)
+
+    def hold_slots(self, num_slots: int) -> None:
+        """Its block table has KV slots for that many positions."""
+        self.num_slots = num_slots
+        self.plan_due = min(num_slots, self.max_len - 2)
 
     def lost(self, num_tokens: int) -> None:
         """The KV of the first `num_tokens` is gone: computing them again counts as recomputed."""

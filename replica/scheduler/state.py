@@ -31,11 +31,12 @@ class InFlight:
 
     `ends[i]`: known tokens of row i when its chunk is done. `admissions[i]`: the stay that the row belongs to.
     `num_running_before`: running sequences when the plan was begun. `batch_version`: of the running batch, when the
-    plan was sealed.
+    plan was sealed. The first `num_decodes` rows have one token and sample.
     """
 
     plan: StepPlan
     seqs: list[Sequence]
+    num_decodes: int
     ends: list[int]
     admissions: list[int]
     num_running_before: int
@@ -46,9 +47,10 @@ class InFlight:
 class SchedulerState:
     """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
-    they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `refilling`: the
-    fixed batch of `batching = static` still takes members. `admit_nobody`: the next plan only. `now_s`: the time of the
-    last plan or commit, which is when those between them happen that are told no time (preemption, rollback)."""
+    they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `prefilling`: all
+    running sequences with a gap above 1 are among these, the others had one at the last plan. `refilling`: the fixed
+    batch of `batching = static` still takes members. `admit_nobody`: the next plan only. `now_s`: the time of the last
+    plan or commit, which is when those between them happen that are told no time (preemption, rollback)."""
 
     config: SchedulerConfig
     shape: ModelShape
@@ -60,6 +62,7 @@ class SchedulerState:
     tally: Tally = field(default_factory=Tally)
     in_flight: list[InFlight] = field(default_factory=list)
     last_sealed: InFlight | None = None
+    prefilling: list[Sequence] = field(default_factory=list)
     blocked_by: BlockedBy | None = None
     admit_nobody: bool = False
     refilling: bool = False
@@ -72,14 +75,15 @@ class SchedulerState:
 class StepDraft:
     """A plan being made. `budget`: tokens not given out yet. `decodes`: rows of one token (their `chunk` stays 0);
     `chunks`: rows of `chunk` tokens. `prefills`: all in the batch whose gap is, or was on admission, wider than that;
-    some may get nothing. `preempted`: somebody gave blocks back in this step. `growth`: blocks that the decodes will
-    take in so many steps, once asked for."""
+    some may get nothing. `due`: decodes that take a block or get their last token. `preempted`: somebody gave blocks
+    back in this step. `growth`: blocks that the decodes will take in so many steps, once asked for."""
 
     budget: int
     num_running_before: int
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Sequence] = field(default_factory=list)
     prefills: list[Sequence] = field(default_factory=list)
+    due: list[Sequence] = field(default_factory=list)
     preempted: bool = False
     growth: dict[int, int] = field(default_factory=dict)
 
