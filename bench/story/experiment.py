@@ -1,0 +1,158 @@
+"""The whole story on one kind of engine: its sizes, and the parts in order.
+
+Sizes differ because a simulated step costs microseconds and a real one, on a CPU, a tenth of a second. The two are told
+by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from bench.fit.engine import MeasuredEngine
+from bench.fit.virtual_engine import VirtualEngine
+from bench.simulate.step_cost import StepCost
+from bench.story.knobs import (
+    KnobRow,
+    KnobStudy,
+    MixSize,
+    PressureSize,
+    chunked_study,
+    play_study,
+    pressure_studies,
+    unbounded_queue,
+)
+from bench.story.lengths import LengthDistribution, spreads
+from bench.story.readings import Reading, read_chunked_prefill, read_max_num_seqs, read_watermark
+from bench.story.replay import OpenEngine
+from bench.story.spread import SpreadRow, SpreadSize, play_spreads
+from replica.config import EngineConfig, ModelConfig
+from replica.model.api import ModelShape
+
+Progress = Callable[[str], None]
+
+_VIRTUAL_VOCAB = 32_000
+_VIRTUAL_BLOCK_SIZE = 16
+_REAL_KV_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class StorySize:
+    """`spreads`: which of `lengths.spreads` are played."""
+
+    spread: SpreadSize
+    spreads: tuple[str, ...]
+    pressure: PressureSize
+    mix: MixSize
+
+
+def simulated_size(seed: int) -> StorySize:
+    """For a GPU's step cost: about 80,000 virtual steps."""
+    return StorySize(
+        spread=SpreadSize(batch_size=32, num_batches=100, num_prompt_tokens=16, mean_output_tokens=26, seed=seed),
+        spreads=("equal", "+-25%", "+-50%", "+-100%", "W2", "W7"),
+        pressure=PressureSize(
+            num_requests=500,
+            num_prompt_tokens=64,
+            mean_output_tokens=104,
+            num_blocks=320,
+            block_size=16,
+            max_num_seqs=(8, 16, 32, 64, 128),
+            max_num_batched_tokens=1024,
+            seed=seed,
+        ),
+        mix=MixSize(
+            num_requests=500,
+            num_short_tokens=64,
+            num_long_tokens=1500,
+            long_share=0.2,
+            mean_output_tokens=52,
+            load=0.6,
+            max_num_seqs=32,
+            max_num_batched_tokens=2048,
+            small_num_batched_tokens=256,
+            seed=seed,
+        ),
+    )
+
+
+def real_size(seed: int) -> StorySize:
+    """For the embedded model on two CPU cores: a few minutes."""
+    return StorySize(
+        spread=SpreadSize(batch_size=8, num_batches=12, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
+        spreads=("equal", "+-50%", "W2", "W7"),
+        pressure=PressureSize(
+            num_requests=48,
+            num_prompt_tokens=8,
+            mean_output_tokens=16,
+            num_blocks=32,
+            block_size=8,
+            max_num_seqs=(2, 8, 16, 32),
+            max_num_batched_tokens=64,
+            seed=seed,
+        ),
+        mix=MixSize(
+            num_requests=40,
+            num_short_tokens=8,
+            num_long_tokens=160,
+            long_share=0.2,
+            mean_output_tokens=16,
+            load=0.6,
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            small_num_batched_tokens=32,
+            seed=seed,
+        ),
+    )
+
+
+def virtual_engines(cost: StepCost) -> OpenEngine:
+    """Engines in virtual time. A pool whose size isn't set holds every sequence at its longest."""
+
+    @contextmanager
+    def open_engine(config: EngineConfig) -> Iterator[MeasuredEngine]:
+        block_size = config.model.block_size or _VIRTUAL_BLOCK_SIZE
+        longest = config.model.max_model_len or 1
+        num_blocks = config.model.num_blocks or config.scheduler.max_num_seqs * -(-longest // block_size)
+        yield VirtualEngine(config, ModelShape(num_blocks, block_size, _VIRTUAL_VOCAB, longest, (0,)), cost.of_plan)
+
+    return open_engine
+
+
+def play_all_spreads(
+    open_engine: OpenEngine, size: StorySize, cost: StepCost, progress: Progress
+) -> Iterator[SpreadRow]:
+    """Row by row. Both engines are open at the same time and play in turn."""
+    chosen = [one for one in spreads(size.spread.mean_output_tokens) if one.name in size.spreads]
+    config = spread_config(size.spread, chosen)
+    static = replace(config, scheduler=replace(config.scheduler, batching="static"))
+    with open_engine(static) as fixed, open_engine(config) as continuous:
+        yield from play_spreads(fixed, continuous, chosen, size.spread, cost, progress)
+
+
+def spread_config(size: SpreadSize, distributions: list[LengthDistribution]) -> EngineConfig:
+    """Only `max_num_seqs` limits: the step budget holds the prompts of a whole batch, the pool all contexts."""
+    longest = size.num_prompt_tokens + max(one.longest for one in distributions)
+    scheduler = unbounded_queue(
+        max_num_seqs=size.batch_size,
+        max_num_batched_tokens=size.batch_size * size.num_prompt_tokens,
+        watermark=0.0,
+    )
+    return EngineConfig(
+        model=ModelConfig(max_model_len=longest, kv_cache_memory_bytes=_REAL_KV_BYTES), scheduler=scheduler
+    )
+
+
+def studies(size: StorySize, cost: StepCost) -> list[tuple[KnobStudy, Callable[[list[KnobRow]], Reading]]]:
+    """The knobs in the order of repair, each with who reads its rows."""
+    seqs, watermark = pressure_studies(size.pressure)
+    return [
+        (seqs, read_max_num_seqs),
+        (chunked_study(size.mix, cost), read_chunked_prefill),
+        (watermark, read_watermark),
+    ]
+
+
+def play_knob(open_engine: OpenEngine, study: KnobStudy, progress: Progress) -> list[KnobRow]:
+    return list(play_study(open_engine, study, progress))

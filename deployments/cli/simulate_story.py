@@ -1,0 +1,109 @@
+"""`brimful simulate story`: fixed batches against continuous ones, then one setting at a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli.console import Console
+from replica.errors import ResourceError
+
+if TYPE_CHECKING:
+    from bench.fit.engine import MeasuredEngine
+    from bench.simulate.step_cost import StepCost
+    from bench.story.experiment import StorySize
+    from bench.story.replay import OpenEngine
+    from replica.config import EngineConfig
+
+EXIT_FAILED_CHECK = 1
+
+
+class EngineKind(StrEnum):
+    """Where the story happens."""
+
+    SIMULATED = "simulated"
+    REAL = "real"
+
+
+DEFAULT_COSTS = {EngineKind.SIMULATED: "h100-8b", EngineKind.REAL: "cpu-smollm2"}
+
+
+def story(
+    engine: Annotated[EngineKind, typer.Option(help="virtual time, or the embedded model on CPU")] = (
+        EngineKind.SIMULATED
+    ),
+    cost: Annotated[
+        str | None,
+        typer.Option(help="step cost: a preset or a cost file [default: h100-8b; cpu-smollm2 with --engine real]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of lengths and arrivals")] = 0,
+) -> int:
+    """Show what fixed batches waste, and what each setting changes.
+
+    The same requests with ever more spread output lengths, in fixed batches and in continuous ones; the gain is held
+    against what it must be. Then max_num_seqs, chunked prefill and watermark, one at a time. Exit code 1 when a check
+    fails. Takes half a minute simulated, about 6 minutes real (on 2 quiet cores). The last line is JSON.
+    """
+    from bench.simulate.step_cost import load_cost
+    from bench.story.experiment import real_size, simulated_size, virtual_engines
+
+    began_s = time.monotonic()
+    step_cost = load_cost(cost or DEFAULT_COSTS[engine])
+    console = Console(sys.stderr)
+    if engine is EngineKind.REAL:
+        size, open_engine = real_size(seed), _real_engines(console.doing)
+    else:
+        size, open_engine = simulated_size(seed), virtual_engines(step_cost)
+    try:
+        found = _tell(open_engine, size, step_cost, console.doing)
+    except ValueError as error:
+        raise ResourceError(f"the story can't be played: {error}") from error
+    result = {"command": "simulate story", "engine": engine.value, "cost": step_cost.name, "seed": seed, **found}
+    print(json.dumps(result | {"wall_s": round(time.monotonic() - began_s, 1)}))
+    return 0 if found["passed"] else EXIT_FAILED_CHECK
+
+
+def _tell(open_engine: OpenEngine, size: StorySize, cost: StepCost, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Plays and prints one part after the other; returns what goes into the JSON."""
+    from bench.story import report
+    from bench.story.experiment import play_all_spreads, play_knob, studies
+
+    _print_lines(report.about(size.spread, cost))
+    rows = list(play_all_spreads(open_engine, size, cost, progress))
+    checks = [check for row in rows for check in row.checks()]
+    for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(checks)):
+        _print_lines(["", *table])
+    knobs = []
+    for study, read in studies(size, cost):
+        played = play_knob(open_engine, study, progress)
+        reading = read(played)
+        _print_lines(["", *report.knob_table(study, played, reading)])
+        knobs.append(report.knob_json(study, played, reading))
+    return {
+        "passed": all(check.passed for check in checks),
+        "checks": [report.check_json(check) for check in checks],
+        "spreads": [report.spread_json(row) for row in rows],
+        "knobs": knobs,
+    }
+
+
+def _print_lines(lines: list[str]) -> None:
+    print("\n".join(lines), flush=True)
+
+
+def _real_engines(progress: Callable[[str], None]) -> OpenEngine:
+    from deployments.cli.real_engine import real_engine
+
+    @contextmanager
+    def open_engine(config: EngineConfig) -> Iterator[MeasuredEngine]:
+        with real_engine(config, progress) as engine:
+            yield engine
+
+    return open_engine
