@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from deployments.cli import flags
 from deployments.cli.console import Console, error_line
+from deployments.cli.simulate import simulate
 from replica.errors import BrimfulError, SettingError
 
 URL = "http://127.0.0.1:8000"
@@ -30,6 +31,7 @@ models = typer.Typer(help="Models on this machine.", rich_markup_mode=None)
 dashboards = typer.Typer(help="The Grafana dashboards.", rich_markup_mode=None)
 app.add_typer(models, name="models")
 app.add_typer(dashboards, name="dashboards")
+app.add_typer(simulate, name="simulate")
 
 UrlOption = Annotated[str, typer.Option(help="base URL of the service")]
 

@@ -59,7 +59,7 @@ def serve_config(file: Path | None, given: Mapping[str, Any]) -> ServeConfig:
             app=AppConfig.parse(app | of_app),
         )
     except SettingError as error:
-        raise _in_flag_terms(error, given) from None
+        raise in_flag_terms(error, given) from None
 
 
 def _absolute(of_model: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _absolute(of_model: dict[str, Any]) -> dict[str, Any]:
     return of_model | found
 
 
-def _in_flag_terms(error: SettingError, given: Mapping[str, Any]) -> BrimfulError:
+def in_flag_terms(error: SettingError, given: Mapping[str, Any]) -> BrimfulError:
     """models[0].max_model_len -> --max-model-len, when it was given as a flag."""
     name = (error.param or "").removeprefix("models[0].")
     if name not in given:

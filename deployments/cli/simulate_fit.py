@@ -84,12 +84,22 @@ def fit(
 
 def engine_config(model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None) -> EngineConfig:
     """Of an engine to be measured. Raises `SettingError`."""
+    from deployments.cli.flags import in_flag_terms
     from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 
-    limits = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, queue_timeout_s=NEVER_S
-    )
-    return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads), scheduler=limits)
+    given = {
+        "model": model,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "num_threads": num_threads,
+    }
+    try:
+        limits = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, queue_timeout_s=NEVER_S
+        )
+        return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads), scheduler=limits)
+    except SettingError as error:
+        raise in_flag_terms(error, given) from None
 
 
 def _rounds(most: int, limit_s: float) -> Iterator[int]:
