@@ -116,12 +116,14 @@ def check_curve(curve: object) -> None:
     allowed = "none, or at least 2 knots (tokens, seconds), tokens whole and growing, seconds 0 or more"
     if not isinstance(curve, tuple):
         raise SettingError("cost.token_curve", curve, allowed)
-    sound = all(
-        isinstance(knot, tuple) and len(knot) == 2 and type(knot[0]) is int and 0 <= knot[1] < math.inf
-        for knot in curve
-    )
-    if not sound or len(curve) == 1 or any(low[0] >= high[0] for low, high in pairwise(curve)):
+    if not all(map(_is_knot, curve)) or len(curve) == 1 or any(low[0] >= high[0] for low, high in pairwise(curve)):
         raise SettingError("cost.token_curve", curve, allowed)
+
+
+def _is_knot(knot: object) -> bool:
+    if not isinstance(knot, tuple) or len(knot) != 2 or type(knot[0]) is not int:
+        return False
+    return type(knot[1]) in (int, float) and 0 <= knot[1] < math.inf
 
 
 _NEEDED = ("fixed_s", "prefill_token_s", "decode_seq_s", "kv_token_s", "prefill_pair_s")
