@@ -50,7 +50,7 @@ class MeasuredEngine(Protocol):
 
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
         """Plays orders, sorted by time, and waits until every request has ended; `progress` hears how many have.
-        Raises `StartupError` when the engine dies."""
+        Raises `StartupError` when the engine or a request fails."""
         ...
 
 

@@ -16,6 +16,7 @@ from replica.engine_process import ProcessClient
 from replica.engine_worker import EngineStart, RunnerFactory, load_model
 from replica.errors import ResourceError
 from replica.model.api import ModelShape
+from replica.request import FinishReason
 
 
 class RealEngine:
@@ -48,6 +49,7 @@ class RealEngine:
                 if isinstance(update, str):
                     raise ResourceError(f"the engine died while it was measured: {update}")
                 updates.append(update)
+                _require_no_failure(update)
                 ended = zip(update.request_ids, update.finish_reasons, strict=True)
                 open_requests.difference_update(name for name, reason in ended if reason is not None)
                 progress(num_requests - len(open_requests))
@@ -60,6 +62,12 @@ class RealEngine:
         for order in orders:
             await asyncio.sleep(max(0.0, started_s + order.at_s - time.monotonic()))
             self._client.send(order.commands(started_s))
+
+
+def _require_no_failure(update: EngineUpdate) -> None:
+    for reason, error in zip(update.finish_reasons, update.errors, strict=True):
+        if reason is FinishReason.ERROR:
+            raise ResourceError(f"a request failed while the engine was measured: {error.message if error else reason}")
 
 
 @contextmanager
