@@ -80,7 +80,7 @@ def simulated_size(seed: int) -> StorySize:
 def real_size(seed: int) -> StorySize:
     """For the embedded model on two CPU cores: a few minutes."""
     return StorySize(
-        spread=SpreadSize(batch_size=8, num_batches=12, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
+        spread=SpreadSize(batch_size=8, num_batches=10, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
         spreads=("equal", "+-50%", "W2", "W7"),
         pressure=PressureSize(
             num_requests=48,
@@ -88,12 +88,12 @@ def real_size(seed: int) -> StorySize:
             mean_output_tokens=16,
             num_blocks=32,
             block_size=8,
-            max_num_seqs=(2, 8, 16, 32),
+            max_num_seqs=(4, 8, 16, 32),
             max_num_batched_tokens=64,
             seed=seed,
         ),
         mix=MixSize(
-            num_requests=40,
+            num_requests=32,
             num_short_tokens=8,
             num_long_tokens=160,
             long_share=0.2,

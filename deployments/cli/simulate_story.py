@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.console import Console
-from replica.errors import ResourceError
+from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
     from bench.fit.engine import MeasuredEngine
@@ -55,6 +55,8 @@ def story(
     from bench.story.experiment import real_size, simulated_size, virtual_engines
 
     began_s = time.monotonic()
+    if seed < 0:
+        raise SettingError("--seed", seed, "at least 0")
     step_cost = load_cost(cost or DEFAULT_COSTS[engine])
     console = Console(sys.stderr)
     if engine is EngineKind.REAL:

@@ -1,0 +1,89 @@
+"""A reading says what its rows show; where they don't show the story's claim, it refuses to."""
+
+from typing import Any
+
+import pytest
+
+from bench.story.knobs import KnobRow
+from bench.story.measures import Summary
+from bench.story.readings import read_chunked_prefill, read_max_num_seqs, read_watermark
+
+PLAIN = Summary(100, 10.0, 8.0, (8.0,) * 4, 10.0, 5.0, 100.0, 1.0, 2.0, 0.010, 0.020, 0.8, 1.0, 0, 0)
+
+
+def row(label: str, **numbers: Any) -> KnobRow:
+    values = {name: getattr(PLAIN, name) for name in Summary.__slots__} | numbers
+    return KnobRow(label, Summary(**values))
+
+
+def test_more_places_than_the_pool_holds_buy_only_pressure() -> None:
+    reading = read_max_num_seqs(
+        [
+            row("8", output_tokens_per_s=50.0),
+            row("16", num_preemptions=4),
+            row("32", output_tokens_per_s=103.0, num_preemptions=60, itl_p99_s=0.044),
+        ]
+    )
+    assert reading.shown
+    assert reading.text == (
+        "from 16 to 32 tokens per second change by +3.0% and only pressure grows (preemptions 4 -> 60, ITL p99 20.0 -> "
+        "44.0 ms): the KV pool is the limit"
+    )
+
+
+def test_places_without_takers_are_said_to_be_no_limit() -> None:
+    reading = read_max_num_seqs([row("8", kv_peak=0.3), row("16", kv_peak=0.3, itl_p99_s=0.03)])
+    assert reading.text.endswith("places aren't the limit")
+
+
+def test_a_raise_that_still_pays_is_no_evidence() -> None:
+    reading = read_max_num_seqs([row("8"), row("16", output_tokens_per_s=140.0, num_preemptions=50)])
+    assert not reading.shown
+    assert reading.text == "not shown: the last raise, to 16, still gave +40.0% tokens per second"
+
+
+def test_a_raise_that_changes_nothing_is_no_evidence_of_pressure() -> None:
+    reading = read_max_num_seqs([row("8"), row("16")])
+    assert not reading.shown
+    assert reading.text.endswith("+0.0%, and neither KV pressure nor ITL grows")
+
+
+@pytest.mark.parametrize(
+    ("ttft_p50_s", "price"), [(1.5, "TTFT pays for it"), (1.02, "TTFT doesn't pay for it"), (0.5, "TTFT falls too")]
+)
+def test_chunking_is_read_from_itl_and_its_price_from_ttft(ttft_p50_s: float, price: str) -> None:
+    rows = [row("off"), row("on"), row("on, small", itl_p99_s=0.012, ttft_p50_s=ttft_p50_s)]
+    reading = read_chunked_prefill(rows)
+    assert reading.shown
+    assert reading.text.startswith("the ITL of running decodes falls, p99 20.0 -> 12.0 ms, not by chunking alone")
+    assert f"; {price}, p50 1000.0 -> " in reading.text
+
+
+def test_chunking_alone_is_credited_when_it_was_enough() -> None:
+    reading = read_chunked_prefill([row("off"), row("on", itl_p99_s=0.012), row("on, small", itl_p99_s=0.012)])
+    assert "already at the same budget" in reading.text
+
+
+def test_chunking_that_does_not_lower_itl_is_no_evidence() -> None:
+    reading = read_chunked_prefill([row("off"), row("on"), row("on, small", itl_p99_s=0.0195, ttft_p50_s=3.0)])
+    assert not reading.shown
+    assert reading.text.startswith("not shown: cutting prompts doesn't lower the ITL")
+
+
+def test_a_watermark_is_read_from_preemptions() -> None:
+    none = row("0", num_preemptions=40, num_recomputed_tokens=900, width=9.0)
+    kept = row("0.05", num_preemptions=10, num_recomputed_tokens=200, output_tokens_per_s=104.0)
+    reading = read_watermark([none, kept])
+    assert reading.shown
+    assert reading.text == (
+        "preemptions 40 -> 10, recomputed tokens 900 -> 200, and no concurrency is bought (batch width 9.0 -> 8.0); "
+        "tokens per second change by +4.0%"
+    )
+    wider = read_watermark([none, row("0.05", num_preemptions=10, width=12.0)])
+    assert "and the batch is wider too (batch width 9.0 -> 12.0)" in wider.text
+
+
+def test_a_watermark_that_cures_nothing_is_no_evidence() -> None:
+    assert not read_watermark([row("0"), row("0.05")]).shown
+    unchanged = read_watermark([row("0", num_preemptions=40), row("0.05", num_preemptions=39)])
+    assert unchanged.text == "not shown: 0.05 kept free doesn't lower preemptions (preemptions 40 -> 39)"
