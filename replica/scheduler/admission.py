@@ -94,7 +94,8 @@ def _member_that_returns(state: SchedulerState, draft: StepDraft) -> tuple[Seque
 def examine(state: SchedulerState, draft: StepDraft, seq: Sequence) -> Offer | _Blocked:
     """How `seq` could enter now, or what stops it. Changes nothing."""
     config = state.config
-    if draft.preempted or state.admit_nobody or seq.tokens[-1] == PENDING_TOKEN:
+    shrunk = state.admit_nobody and len(state.batch) > 0
+    if draft.preempted or shrunk or seq.tokens[-1] == PENDING_TOKEN:
         return "preempted"  # in this step; or a moment ago, and its last token isn't known before the coming commit
     if len(state.batch.running) >= config.max_num_seqs:
         return "seqs"

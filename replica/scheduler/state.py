@@ -49,7 +49,7 @@ class SchedulerState:
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
     they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `prefilling`: all
     running sequences with a gap above 1 are among these, the others had one at the last plan. `refilling`: the fixed
-    batch of `batching = static` still takes members. `admit_nobody`: the next plan only. `now_s`: the time of the last
+    batch of `batching = static` still takes members. `admit_nobody`: the next plan only, and while anything runs. `now_s`: the time of the last
     plan or commit, which is when those between them happen that are told no time (preemption, rollback)."""
 
     config: SchedulerConfig

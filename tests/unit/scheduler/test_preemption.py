@@ -224,3 +224,13 @@ def test_under_overlap_blocks_of_an_ending_sequence_are_awaited_instead_of_preem
     w.drain()
     w.check_outputs()
     assert [w.scheduler.timings(seq_id).num_preemptions for seq_id in range(3)] == [0, 0, 0]
+
+
+def test_who_was_preempted_on_demand_enters_at_once_when_nobody_runs_any_more() -> None:
+    w = world()
+    for _ in range(2):
+        w.add(request([5], 9))
+    w.step()
+    assert w.scheduler.preempt_newest()
+    w.abort(0)
+    assert chunks(w.step()) == {1: 2}
