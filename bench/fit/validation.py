@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from bench.fit.engine import MeasuredEngine
+from bench.fit.engine import MeasuredEngine, Played
 from bench.fit.fitting import speed_of
 from bench.fit.micro import Benchmark, MicroBenchmarks, chunks, decode
 from bench.fit.observed import observed, orders_of, requests_of, simulated
@@ -26,6 +26,7 @@ from bench.traces.generate import generate
 from bench.traces.trace import Trace
 from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
+from replica.request import GenerationRequest
 
 TOLERANCE = 0.15
 JUDGED = ("ttft_p50_s", "output_tokens_per_s")
@@ -99,28 +100,42 @@ def validate(
 ) -> list[Comparison]:
     """Plays each load, `seconds` of work, on `engine`, which is idle, and in the simulator. Raises `ValueError` when
     the engine did something else than its scheduler plans."""
-    micro = MicroBenchmarks(engine, seed=1)
-    return [_compare(engine, micro, cost, seconds, load, progress) for load in loads]
+    speedometer = _Speedometer(engine, cost, progress)
+    before, found = speedometer.read(f"before load {loads[0].name}"), []
+    for load in loads:
+        trace, requests, played = _play(engine, slowed(cost, before), seconds, load, progress)
+        after = speedometer.read(f"after load {load.name}")
+        limits, shape = engine.config.scheduler, engine.shape
+        expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
+        real = observed(trace, requests, played, shape)
+        found.append(Comparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected)))
+        before = after
+    return found
 
 
-def _compare(
-    engine: MeasuredEngine, micro: MicroBenchmarks, cost: StepCost, seconds: float, load: Load, progress: Progress
-) -> Comparison:
+class _Speedometer:
+    """Measures the reference steps."""
+
+    def __init__(self, engine: MeasuredEngine, cost: StepCost, progress: Progress) -> None:
+        self._micro = MicroBenchmarks(engine, seed=1)
+        self._steps = reference_steps(engine.config.scheduler)
+        self._cost = cost
+        self._progress = progress
+
+    def read(self, when: str) -> float:
+        """How many times as long as the cost says they take now."""
+        self._progress(f"reference steps {when}")
+        return speed_of(self._cost, self._micro.measure(self._steps, range(1), lambda *_: None))
+
+
+def _play(
+    engine: MeasuredEngine, cost: StepCost, seconds: float, load: Load, progress: Progress
+) -> tuple[Trace, list[GenerationRequest], Played]:
     limits, shape = engine.config.scheduler, engine.shape
-
-    def speed(when: str) -> float:
-        progress(f"reference steps {when} load {load.name}")
-        return speed_of(cost, micro.measure(reference_steps(limits), range(1), lambda *_: None))
-
-    before = speed("before")
-    trace = trace_of(load, seconds, limits, shape, slowed(cost, before))
+    trace = trace_of(load, seconds, limits, shape, cost)
     requests = requests_of(trace, shape.vocab_size)
     orders = orders_of(trace, requests, limits)
-    played = engine.play(orders, _Tenths(f"load {load.name}", len(trace), progress).ended)
-    after = speed("after")
-    expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
-    real = observed(trace, requests, played, shape)
-    return Comparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected))
+    return trace, requests, engine.play(orders, _Tenths(f"load {load.name}", len(trace), progress).ended)
 
 
 class _Tenths:
