@@ -62,6 +62,7 @@ class _Seen:
         self.ended: list[Ended] = []
         self._number_of = number_of
         self._started_s = started_s
+        self._last_end_s = 0.0
         self._tokens: dict[int, list[float]] = {}  # live request -> first token, last token, number of tokens
 
     def take(self, update: EngineUpdate) -> None:
@@ -69,8 +70,9 @@ class _Seen:
         made = [token != PENDING_TOKEN for token in update.token_ids]
         if stats.num_tokens:
             tokens = (stats.num_prefill_tokens, stats.num_decode_tokens, stats.num_recomputed_tokens)
-            start_s = max(0.0, end_s - stats.step_s)
-            self.totals.add_step(start_s, end_s, sum(made), tokens, stats.num_waiting, stats.num_blocks_held)
+            start_s = end_s - stats.step_s if stats.idle_s else self._last_end_s
+            self.totals.add_step(max(0.0, start_s), end_s, sum(made), tokens, stats.num_waiting, stats.num_blocks_held)
+            self._last_end_s = end_s
         for row, name in enumerate(update.request_ids):
             number = self._number_of[name]
             if made[row]:

@@ -63,8 +63,8 @@ class VirtualEngine:
         coming, updates = deque(orders), list[EngineUpdate]()
         while coming or self._engine.has_work:
             if not self._engine.has_work:
-                self._now_s = max(self._now_s, started_s + coming[0].at_s)
                 updates.append(self._engine.idle_update())
+                self._now_s = max(self._now_s, started_s + coming[0].at_s)
             while coming and started_s + coming[0].at_s <= self._now_s:
                 self._engine.apply(coming.popleft().commands(started_s))
             updates.append(self._engine.step())
