@@ -45,7 +45,7 @@ class World:
     def add(self, new: GenerationRequest, seed: int = 0) -> int | None:
         """The sequence's id, None when it was refused."""
         seq_id = len(self.ledger.books)
-        self.ledger.arrived(seq_id, new)
+        self.ledger.arrived(seq_id, new, self.now_s)
         self.seeds[seq_id] = seed
         try:
             self.scheduler.add(seq_id, new, 0, seed, self.now_s)
@@ -55,10 +55,18 @@ class World:
         return seq_id
 
     def plan(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.now_s)
+        plan = self._checked_plan()
         if plan is not None:
-            self.ledger.planned(plan)
             self.in_flight.append((plan, self.model.submit(plan)))
+        return plan
+
+    def _checked_plan(self) -> StepPlan | None:
+        self.ledger.before_plan(self.now_s)
+        plan = self.scheduler.plan(self.now_s)
+        if plan is None:
+            self.ledger.not_planned()
+        else:
+            self.ledger.planned(plan)
         return plan
 
     def commit(self) -> StepOutcome:
@@ -106,10 +114,12 @@ class World:
         while self.scheduler.has_work:
             received = self.ledger.num_received
             plan = self.step()
-            assert plan is not None or not self.scheduler.has_work, "work is left and nothing is planned"
+            assert plan is not None or not self.scheduler.has_work, (
+                "law 6: deadlock: work is left and nothing is planned"
+            )
             steps += 1
             silent = 0 if self.ledger.num_received > received else silent + 1
-            assert silent <= largest + 1, "no sequence gains a token"
+            assert silent <= largest + 1, "law 6: livelock: no sequence gains a token"
         while self.in_flight:
             self.commit()
         return steps
@@ -117,9 +127,8 @@ class World:
     def drain_survivably(self) -> None:
         """Like an engine under faults: out of memory preempts, a step that raises is tried row by row."""
         while self.scheduler.has_work:
-            plan = self.scheduler.plan(self.now_s)
+            plan = self._checked_plan()
             assert plan is not None
-            self.ledger.planned(plan)
             try:
                 result = self.model.submit(plan).result()
             except OutOfDeviceMemory:
@@ -149,6 +158,14 @@ class World:
             except RuntimeError:
                 return StepResult(plan.step, [-1], {0: "step_failed"})
 
+    def check_cached_blocks(self) -> None:
+        """Every name in the prefix cache is that of a full block of some sequence, whose KV is in the block named."""
+        cache = self.scheduler._state.tables.cache
+        for content, block in {} if cache is None else cache._block_of.items():
+            tokens = self.ledger.tokens_named(content)
+            assert tokens is not None, "rule of the cache: a name that no full block has"
+            assert self.model._slots[block] == tokens, "law 4: a cached block doesn't hold what its name says"
+
     def check_outputs(self) -> None:
         """Whoever ran to its end gave what it gives alone; whoever was cut gave the beginning of that."""
         for seq_id, book in self.ledger.books.items():
@@ -156,6 +173,6 @@ class World:
                 continue
             tokens, reason = self.model.alone(book.request, self.seeds[seq_id])
             if book.end in (FinishReason.STOP, FinishReason.LENGTH):
-                assert (book.received, book.end) == (tokens, reason), f"sequence {seq_id}"
+                assert (book.received, book.end) == (tokens, reason), f"law 8: sequence {seq_id}"
             else:
-                assert book.received == tokens[: len(book.received)], f"sequence {seq_id}"
+                assert book.received == tokens[: len(book.received)], f"law 8: sequence {seq_id}"
