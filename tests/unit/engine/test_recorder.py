@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,13 @@ def test_a_dead_engine_holds_nothing_and_its_size_stays_known() -> None:
     held = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "kv_cache_cached_ratio")
     assert [gauge(name) for name in held] == [0.0] * 4
     assert gauge("kv_cache_blocks") == 64
+
+
+async def test_gauges_of_limits_follow_a_live_change_also_while_nothing_runs(tmp_path: Path) -> None:
+    async with running(small_config(), FakeFactory(tmp_path)) as service:
+        service.set_budgets(max_num_seqs=2, max_num_batched_tokens=8)
+        async with asyncio.timeout(10):
+            while service.limits()["in_force"] != {"max_num_seqs": 2, "max_num_batched_tokens": 8}:
+                await asyncio.sleep(0)
+        got = values(service)
+        assert (got["brimful_max_num_seqs", ""], got["brimful_max_num_batched_tokens", ""]) == (2, 8)
