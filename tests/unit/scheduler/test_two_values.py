@@ -10,25 +10,33 @@ import pytest
 
 from replica.config import SchedulerConfig
 from replica.errors import QueueFull
+from replica.scheduler.budgets import CHANGEABLE
 from tests.unit.scheduler.rig import World, chunks, joined, request, world
 
 
-def entered_at_once(num: int = 4, **settings: Any) -> list[int]:
+def world_of(live: dict[str, Any] | None = None, **settings: Any) -> World:
+    """`live`: limits that are changed once the scheduler runs."""
     w = world(**settings)
+    w.scheduler.set_budgets(**(live or {}))
+    return w
+
+
+def entered_at_once(num: int = 4, **settings: Any) -> list[int]:
+    w = world_of(**settings)
     for _ in range(num):
         w.add(request([5], 3))
     return joined(w.step())
 
 
 def first_chunks(*prompt_lengths: int, **settings: Any) -> dict[int, int]:
-    w = world(**settings)
+    w = world_of(**settings)
     for token, length in enumerate(prompt_lengths, start=5):
         w.add(request([token] * length, 1))
     return chunks(w.step())
 
 
 def whole_or_cut(**settings: Any) -> dict[int, int]:
-    w = world(max_model_len=20, max_num_batched_tokens=20, **settings)
+    w = world_of(max_model_len=20, max_num_batched_tokens=20, **settings)
     for _ in range(2):
         w.add(request([5], 9, ignore_eos=True))
     w.step()
@@ -37,14 +45,14 @@ def whole_or_cut(**settings: Any) -> dict[int, int]:
 
 
 def long_ones(**settings: Any) -> list[int]:
-    w = world(**{"long_prefill_token_threshold": 8, **settings})
+    w = world_of(**{"long_prefill_token_threshold": 8, **settings})
     for token, length in ((5, 60), (6, 60), (7, 3)):
         w.add(request([token] * length, 1))
     return joined(w.step())
 
 
 def passed_for_6_seconds(**settings: Any) -> list[int]:
-    w = world(max_num_batched_tokens=12, long_prefill_token_threshold=4, max_long_partial_prefills=1, **settings)
+    w = world_of(max_num_batched_tokens=12, long_prefill_token_threshold=4, max_long_partial_prefills=1, **settings)
     w.add(request([5] * 90, 1))
     w.add(request([6] * 30, 1))
     entered = joined(w.step())
@@ -56,7 +64,7 @@ def passed_for_6_seconds(**settings: Any) -> list[int]:
 
 def blocked_by_kv(**settings: Any) -> World:
     """Sequence 0 holds 5 of 10 blocks, the head 1 needs 6; 2 would need 2 in all and 3 would need 1."""
-    w = world(num_blocks=10, **{"kv_bypass_blocks": 2, **settings})
+    w = world_of(num_blocks=10, **{"kv_bypass_blocks": 2, **settings})
     w.add(request([5] * 17, 30, ignore_eos=True))
     w.step()
     w.add(request([6] * 24, 1))
@@ -72,7 +80,7 @@ def entered_past_a_blocked_head(**settings: Any) -> list[int]:
 
 def entered_in_parts(**settings: Any) -> list[int]:
     """20 of 48 tokens of KV are held: the second prompt doesn't fit whole, its first chunk does."""
-    w = world(num_blocks=12, max_num_batched_tokens=20, enable_prefix_caching=False, **settings)
+    w = world_of(num_blocks=12, max_num_batched_tokens=20, enable_prefix_caching=False, **settings)
     w.add(request([5] * 17, 3, ignore_eos=True))
     w.step()
     w.add(request([6] * 36, 1))
@@ -80,7 +88,7 @@ def entered_in_parts(**settings: Any) -> list[int]:
 
 
 def entered_beside_a_reserve(**settings: Any) -> list[int]:
-    w = world(num_blocks=10, **settings)
+    w = world_of(num_blocks=10, **settings)
     w.add(request([5] * 4, 2, ignore_eos=True))
     w.step()
     w.add(request([6] * 15, 1))
@@ -88,7 +96,7 @@ def entered_beside_a_reserve(**settings: Any) -> list[int]:
 
 
 def computed_of_a_repeated_prompt(block_size: int = 4, **settings: Any) -> dict[int, int]:
-    w = world(block_size=block_size, **settings)
+    w = world_of(block_size=block_size, **settings)
     w.add(request([5, 6, 7, 8, 9, 5, 6], 1))
     w.step()
     w.add(request([5, 6, 7, 8, 9, 5, 6], 1))
@@ -96,7 +104,7 @@ def computed_of_a_repeated_prompt(block_size: int = 4, **settings: Any) -> dict[
 
 
 def order_by_priority(**settings: Any) -> list[int]:
-    w = world(max_num_seqs=1, **{"policy": "priority", **settings})
+    w = world_of(max_num_seqs=1, **{"policy": "priority", **settings})
     w.add(request([5], 1, priority=1))
     w.now_s = 20.0
     w.add(request([5], 1, priority=0))
@@ -104,7 +112,7 @@ def order_by_priority(**settings: Any) -> list[int]:
 
 
 def entries_of_each_step(**settings: Any) -> list[list[int]]:
-    w = world(max_num_seqs=2, **settings)
+    w = world_of(max_num_seqs=2, **settings)
     for max_tokens in (1, 2, 1):
         w.add(request([5], max_tokens, ignore_eos=True))
     return [joined(w.step()) for _ in range(2)]
@@ -112,7 +120,7 @@ def entries_of_each_step(**settings: Any) -> list[list[int]]:
 
 def taken_into_the_queue(**settings: Any) -> list[str]:
     """Three requests of 10 tokens while nothing is computed."""
-    w = world(**settings)
+    w = world_of(**settings)
     taken = []
     for seq_id in range(3):
         try:
@@ -124,7 +132,7 @@ def taken_into_the_queue(**settings: Any) -> list[str]:
 
 
 def expired_after_5_seconds(**settings: Any) -> list[int]:
-    w = world(max_num_seqs=1, **settings)
+    w = world_of(max_num_seqs=1, **settings)
     for _ in range(2):
         w.add(request([5], 9, ignore_eos=True))
     w.step()
@@ -164,3 +172,20 @@ def test_the_table_has_every_setting() -> None:
 def test_two_values_make_a_difference(name: str) -> None:
     scenario, values, seen = TWO_VALUES[name]
     assert tuple(scenario(**{name: value}) for value in values) == seen
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "max_num_seqs": (3, 2),
+    "max_num_batched_tokens": (20, 9),
+    "long_prefill_token_threshold": (0, 8),
+    "max_num_partial_prefills": (2, 1),
+    "max_long_partial_prefills": (2, 1),
+    "watermark": (0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_a_limit_that_was_changed_live_works_as_one_of_the_start(name: str) -> None:
+    scenario, values, seen = TWO_VALUES[name]
+    start, now = CHANGES[name]
+    assert scenario(**{name: start}, live={name: now}) == seen[values.index(now)] != seen[values.index(start)]
