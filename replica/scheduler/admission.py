@@ -166,7 +166,7 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     need += seq.num_preemptions > 0 and bool(running)
     spare = tables.pool.num_free - need
     if reserve_full:
-        spare -= sum(tables.blocks_for(len(s.tokens)) - len(s.block_table) for s in draft.prefills)
+        spare -= sum(max(0, tables.blocks_for(len(s.tokens)) - len(s.block_table)) for s in draft.prefills)
     if running:
         spare -= ceil(state.config.watermark * tables.pool.num_blocks)
     if spare < 0 or not running:

@@ -280,7 +280,8 @@ class Ledger:
         for row, samples in enumerate(plan.samples):
             if samples:
                 prefills.pop(plan.seq_ids[row], None)
-        owed = sum(-(-len(s.tokens) // self.block_size) - len(s.block_table) for s in prefills.values() if s.gap > 1)
+        wide = [s for s in prefills.values() if s.gap > 1]
+        owed = sum(max(0, -(-len(s.tokens) // self.block_size) - len(s.block_table)) for s in wide)
         assert owed <= pool.num_free, "rule 3: free blocks don't cover what mid-prefills are owed"
         reserve = ceil(config.watermark * pool.num_blocks)
         assert owed + reserve <= pool.num_free, "rule 3: an admission took blocks of the watermark"

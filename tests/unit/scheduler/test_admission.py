@@ -41,6 +41,17 @@ def test_what_mid_prefills_still_have_to_take_is_not_free() -> None:
     assert chunks(w.step()) == {0: 6, 1: 2}
 
 
+def test_a_mid_prefill_with_more_blocks_than_it_needs_lends_none_of_them() -> None:
+    """After a rollback 0 keeps the block that its first decode had taken: 3 for an input of 2. One of 4 is free."""
+    w = world(num_blocks=4, max_num_batched_tokens=12)
+    w.add(request([5] * 8, 4))
+    w.plan()
+    w.plan()
+    w.rollback()
+    w.add(request([6] * 8, 4))
+    assert chunks(w.plan()) == {0: 8}, "2 blocks are needed"
+
+
 def test_the_watermark_is_kept_free_while_something_runs() -> None:
     for watermark, admitted in ((0.21, {0: 1}), (0.2, {0: 1, 1: 28})):
         w = world(num_blocks=10, max_num_batched_tokens=40, watermark=watermark)
