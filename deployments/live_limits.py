@@ -63,17 +63,19 @@ class LiveLimits:
             found, silent = await self.ask()
             if silent or not found:
                 raise _nothing_changed(silent)
-            # What is asked for comes first: of two limits that contradict each other it is the one to be named.
-            orders = {
-                limits["replica_id"]: {**changes, **_without(limits["start" if reset else "now"], changes)}
-                for limits in found
-            }
+            orders = {limits["replica_id"]: self._order(limits, changes, reset=reset) for limits in found}
             await self._all_take(orders)
             newest = max(limits["revision"][0] for limits in [*found, *self._newest.values()])
             revision = (newest + 1, self._own_id)
             self._equal = frozenset()
             told = await asyncio.gather(*(self._tell(one, order, revision) for one, order in orders.items()))
             return [replica_id for replica_id, took in zip(orders, told, strict=True) if not took]
+
+    def _order(self, limits: Limits, changes: Mapping[str, Any], *, reset: bool) -> Limits:
+        """All limits of a replica after these changes to the newest. What is asked for comes first: of two limits that
+        contradict each other it is the one to be named."""
+        base = limits["start"] if reset else self._newest[_start_of(limits)]["now"]
+        return {**changes, **{name: value for name, value in base.items() if name not in changes}}
 
     async def keep_equal(self) -> None:
         """Forever: give the newest limits to replicas that have older ones."""
@@ -137,10 +139,6 @@ class LiveLimits:
 def _start_of(limits: Limits) -> str:
     """Replicas that are equal in this started with the same limits."""
     return repr(sorted(limits["start"].items()))
-
-
-def _without(budgets: Mapping[str, Any], names: Mapping[str, Any]) -> Limits:
-    return {name: value for name, value in budgets.items() if name not in names}
 
 
 def _nothing_changed(silent: list[str]) -> Unavailable:

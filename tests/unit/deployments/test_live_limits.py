@@ -110,6 +110,16 @@ async def test_a_replica_that_starts_later_gets_what_its_neighbours_have() -> No
     assert tokens_of(replicas) == {"a": 32, "c": 32}
 
 
+async def test_a_change_builds_on_the_newest_limits_also_at_a_replica_that_has_just_come() -> None:
+    replicas = replicas_of("a")
+    limits = LiveLimits(replicas, "i")
+    await change(limits, max_num_batched_tokens=32)
+    replicas.start("b", START)
+    await change(limits, max_num_seqs=4)
+    now = [replica.now for replica in replicas.replicas.values()]
+    assert now == [replace(START, max_num_seqs=4, max_num_batched_tokens=32)] * 2
+
+
 async def test_an_ingress_that_saw_the_change_remembers_it_when_all_replicas_die() -> None:
     replicas = replicas_of("a")
     limits = LiveLimits(replicas, "i")
