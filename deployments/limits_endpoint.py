@@ -31,7 +31,6 @@ from deployments.http_body import ClientLeft, read_body
 from deployments.live_limits import LiveLimits
 from deployments.served_model import ServedModel
 from replica.errors import BrimfulError, Forbidden, InvalidRequest, SettingError, UnknownModel
-from replica.scheduler.budgets import CHANGEABLE
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +100,6 @@ def parse_change(body: bytes) -> LimitsChange:
         ) from None
     except ValueError as error:
         raise InvalidRequest(f"the request body isn't valid JSON: {error}") from None
-    for name, value in change.limits.items():
-        if name not in CHANGEABLE:
-            allowed = f"only these can change on a running replica: {', '.join(CHANGEABLE)}"
-            raise SettingError(name[:100], value, allowed)
     if not change.limits and not change.reset:
         raise InvalidRequest("nothing to change: give limits, or reset: true")
     return change

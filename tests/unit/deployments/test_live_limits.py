@@ -80,6 +80,7 @@ async def test_without_a_replica_there_is_nothing_to_change() -> None:
 async def test_one_that_falls_silent_between_the_rounds_is_named_and_gets_it_when_it_answers_again() -> None:
     replicas = replicas_of("a", "b")
     limits = LiveLimits(replicas, "i")
+    await limits.make_equal()
     replicas.before_set = lambda _: replicas.silent.add("b")
     assert await change(limits, max_num_batched_tokens=32) == ["b"]
     assert tokens_of(replicas) == {"a": 32, "b": 64}

@@ -229,6 +229,19 @@ async def test_budgets_can_be_lowered_live_and_a_bad_value_changes_nothing(facto
         assert sample(service, "max_num_seqs") == 2
 
 
+async def test_a_check_of_budgets_says_what_a_change_would_and_changes_nothing(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        before = service.limits()
+        service.check_budgets(max_num_seqs=2)
+        for name, value in {"max_num_batched_tokens": 17, "self": 1, "changes": 1}.items():
+            with pytest.raises(SettingError, match=f"^{name} = {value} is not allowed"):
+                service.check_budgets(**{name: value})
+        assert service.limits() == before
+        assert before["now"] == before["start"]
+        assert before["in_force"] == {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+        assert before["allowed"]["max_num_seqs"]["max"] == 4
+
+
 async def test_the_status_tells_what_stops_the_waiting_and_how_full_the_last_step_was(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
         await answer(service, request_of("r"))
