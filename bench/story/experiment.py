@@ -50,7 +50,7 @@ class StorySize:
 def simulated_size(seed: int) -> StorySize:
     """For a GPU's step cost: about 80,000 virtual steps."""
     return StorySize(
-        spread=SpreadSize(batch_size=32, num_batches=100, num_prompt_tokens=16, mean_output_tokens=26, seed=seed),
+        spread=SpreadSize(32, num_batches=100, num_parts=1, num_prompt_tokens=16, mean_output_tokens=26, seed=seed),
         spreads=("equal", "+-25%", "+-50%", "+-100%", "W2", "W7"),
         pressure=PressureSize(
             num_requests=500,
@@ -80,7 +80,7 @@ def simulated_size(seed: int) -> StorySize:
 def real_size(seed: int) -> StorySize:
     """For the embedded model on two CPU cores: a few minutes."""
     return StorySize(
-        spread=SpreadSize(batch_size=8, num_batches=10, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
+        spread=SpreadSize(8, num_batches=10, num_parts=2, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
         spreads=("equal", "+-50%", "W2", "W7"),
         pressure=PressureSize(
             num_requests=48,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from bench.story.replay import Replay
@@ -13,19 +14,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Window(NamedTuple):
-    """The steps that count, and what left the engine in them."""
+    """The steps that count, and what left the engine in them. `seconds`: as they were timed; `undisturbed_s`: each step
+    at the median of all steps of this side with the same work, because what else a machine does hits steps at random.
+    """
 
     num_steps: int
     num_output_tokens: int
     seconds: float
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.num_output_tokens / self.num_steps
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_output_tokens / self.seconds
+    undisturbed_s: float
 
 
 def without_drain(replay: Replay, *, static: bool) -> Window:
@@ -35,11 +31,16 @@ def without_drain(replay: Replay, *, static: bool) -> Window:
     count, provided the last batch was full too.
     """
     steps = replay.steps
-    counts = [static or waiting > 0 for waiting in steps.waiting]
+    counting = [i for i, waiting in enumerate(steps.waiting) if static or waiting > 0]
+    work = list(zip(steps.tokens, steps.width, strict=True))
+    timed: dict[tuple[int, int], list[float]] = {}
+    for i in counting:
+        timed.setdefault(work[i], []).append(steps.seconds[i])
     return Window(
-        num_steps=sum(counts),
-        num_output_tokens=sum(width for width, counted in zip(steps.width, counts, strict=True) if counted),
-        seconds=sum(seconds for seconds, counted in zip(steps.seconds, counts, strict=True) if counted),
+        num_steps=len(counting),
+        num_output_tokens=sum(steps.width[i] for i in counting),
+        seconds=sum(steps.seconds[i] for i in counting),
+        undisturbed_s=sum(median(seconds) * len(seconds) for seconds in timed.values()),
     )
 
 

@@ -6,9 +6,9 @@ The engine is the real one or its double in virtual time; both speak `EngineUpda
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 
 from bench.fit.engine import MeasuredEngine, Order, Played, fixed_request
@@ -59,6 +59,25 @@ class Replay:
     def seconds(self) -> float:
         """Until the last token."""
         return self.steps.ended_s[-1]
+
+
+def as_one_play(parts: Sequence[Replay]) -> Replay:
+    """Plays of fixed batches, one after the other, as if all their requests had been present from the beginning: a
+    fixed batch doesn't depend on who waits behind it, so only the waiting differs."""
+    whole, begun_s = Replay(Steps(), array("d"), array("d"), parts[0].num_blocks), 0.0
+    num_later = sum(len(part.ttft_s) for part in parts)
+    for part in parts:
+        num_later -= len(part.ttft_s)
+        first = len(whole.steps)
+        for column in fields(Steps):
+            getattr(whole.steps, column.name).extend(getattr(part.steps, column.name))
+        for i in range(first, len(whole.steps)):
+            whole.steps.ended_s[i] += begun_s
+            whole.steps.waiting[i] += num_later
+        whole.ttft_s.extend(ttft_s + begun_s for ttft_s in part.ttft_s)
+        whole.gap_s.extend(part.gap_s)
+        begun_s += part.seconds
+    return whole
 
 
 def replay(

@@ -12,7 +12,7 @@ Each spread: the same requests, all present, are played to an engine with `batch
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.fit.engine import MeasuredEngine
@@ -21,7 +21,7 @@ from bench.story.checks import Check
 from bench.story.closed_form import ClosedForm, closed_form
 from bench.story.lengths import LengthDistribution, draw
 from bench.story.measures import Summary, over_time, sparkline, summary, waiting_at, without_drain
-from bench.story.replay import Replay, replay
+from bench.story.replay import Replay, as_one_play, replay
 from bench.traces.trace import Trace
 
 TIE_TOLERANCE = 0.05
@@ -33,10 +33,12 @@ PICTURE_BATCHES = 3
 
 @dataclass(frozen=True, slots=True)
 class SpreadSize:
-    """`num_batches` fixed batches of `batch_size` requests, which is `max_num_seqs` too."""
+    """`num_batches` fixed batches of `batch_size` requests, which is `max_num_seqs` too. Fixed
+    batches are played in `num_parts` equal parts, around the continuous ones."""
 
     batch_size: int
     num_batches: int
+    num_parts: int
     num_prompt_tokens: int
     mean_output_tokens: int
     seed: int
@@ -54,7 +56,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SpreadRow:
-    """One spread: both sides, what was gained and what had to be."""
+    """One spread: both sides, what was gained and what had to be. `gain_in_seconds` is of undisturbed steps,
+    `gain_as_timed` of all as they were."""
 
     name: str
     mean_output_tokens: float
@@ -63,6 +66,7 @@ class SpreadRow:
     continuous: Side
     gain_in_steps: float
     gain_in_seconds: float
+    gain_as_timed: float
     predicted: ClosedForm
 
     def checks(self) -> list[Check]:
@@ -78,15 +82,25 @@ class SpreadRow:
 
 def spread_trace(distribution: LengthDistribution, size: SpreadSize) -> Trace:
     """All requests at time 0, in batches of independent lengths."""
-    lengths = draw(distribution, size.num_batches, size.batch_size, size.seed)
+    return _present(distribution.name, size, draw(distribution, size.num_batches, size.batch_size, size.seed))
+
+
+def _present(name: str, size: SpreadSize, lengths: Sequence[int]) -> Trace:
     count = len(lengths)
     return Trace(
-        name=f"spread {distribution.name}",
+        name=f"spread {name}",
         seed=size.seed,
         arrival_s=array("d", [0.0]) * count,
         prompt_tokens=array("i", [size.num_prompt_tokens]) * count,
         output_tokens=array("i", lengths),
     )
+
+
+def _parts(trace: Trace, size: SpreadSize) -> list[Trace]:
+    """The same requests in parts of whole batches."""
+    count = size.num_batches // size.num_parts * size.batch_size
+    cuts = range(0, len(trace), count)
+    return [_present(f"{trace.name} from {cut}", size, trace.output_tokens[cut : cut + count]) for cut in cuts]
 
 
 def play_spreads(
@@ -97,40 +111,42 @@ def play_spreads(
     cost: StepCost,
     progress: Callable[[str], None],
 ) -> Iterator[SpreadRow]:
-    """The two engines in turn, spread by spread, so that a machine that slows down slows both."""
+    """The two engines in turn: half of the fixed batches before the continuous ones, half after them, so that a machine
+    that slows down slows both."""
     for distribution in distributions:
-        trace = spread_trace(distribution, size)
-        sides = []
-        for name, engine in (("fixed batches", static), ("continuous", continuous)):
-            sides.append(replay(engine, trace, progress, f"output lengths {distribution.name}, {name}"))
+        trace, label = spread_trace(distribution, size), f"output lengths {distribution.name}"
+        parts = _parts(trace, size)
+        before = -(-len(parts) // 2)
+        fixed = [replay(static, part, progress, f"{label}, fixed batches") for part in parts[:before]]
+        refilled = replay(continuous, trace, progress, f"{label}, continuous")
+        fixed += [replay(static, part, progress, f"{label}, more fixed batches") for part in parts[before:]]
         predicted = closed_form(distribution, size.batch_size, size.num_prompt_tokens, cost)
-        yield _row(distribution, size, sides[0], sides[1], predicted)
+        yield _row(distribution, size, as_one_play(fixed), refilled, predicted)
 
 
 def _row(
     distribution: LengthDistribution, size: SpreadSize, static: Replay, continuous: Replay, predicted: ClosedForm
 ) -> SpreadRow:
     before, after = without_drain(static, static=True), without_drain(continuous, static=False)
-    picture_s = min(static.seconds, _end_of_batches(static, size))
-    queue_empty_s = continuous.steps.ended_s[after.num_steps]
-    sides = (
-        Side(
-            summary(replayed),
-            sparkline(over_time(replayed, replayed.steps.width, _PICTURE_PARTS, picture_s), size.batch_size),
-            waiting_at(replayed, queue_empty_s),
-        )
-        for replayed in (static, continuous)
-    )
+    picture_s = _end_of_batches(static, size)
+    nobody_waits_s = continuous.steps.ended_s[after.num_steps]
+    more_tokens = after.num_output_tokens / before.num_output_tokens
     return SpreadRow(
         name=distribution.name,
         mean_output_tokens=distribution.mean,
         longest_output_tokens=distribution.longest,
-        static=next(sides),
-        continuous=next(sides),
-        gain_in_steps=after.tokens_per_step / before.tokens_per_step,
-        gain_in_seconds=after.tokens_per_s / before.tokens_per_s,
+        static=_side(static, size, picture_s, nobody_waits_s),
+        continuous=_side(continuous, size, picture_s, nobody_waits_s),
+        gain_in_steps=more_tokens * before.num_steps / after.num_steps,
+        gain_in_seconds=more_tokens * before.undisturbed_s / after.undisturbed_s,
+        gain_as_timed=more_tokens * before.seconds / after.seconds,
         predicted=predicted,
     )
+
+
+def _side(played: Replay, size: SpreadSize, picture_s: float, nobody_waits_s: float) -> Side:
+    widths = over_time(played, played.steps.width, _PICTURE_PARTS, picture_s)
+    return Side(summary(played), sparkline(widths, size.batch_size), waiting_at(played, nobody_waits_s))
 
 
 def _end_of_batches(static: Replay, size: SpreadSize) -> float:

@@ -9,8 +9,7 @@ def test_drain_begins_when_nobody_waits() -> None:
     found = replay(engine(), trace((0, 4, 3), (0, 4, 1), (0, 4, 4)), silent, "three")
     assert list(found.steps.width) == [2, 2, 2, 1, 1]
     loaded = without_drain(found, static=False)
-    assert (loaded.num_steps, loaded.num_output_tokens, loaded.seconds) == (1, 2, 1.0)
-    assert (loaded.tokens_per_step, loaded.tokens_per_s) == (2.0, 2.0)
+    assert loaded == (1, 2, 1.0, 1.0)
 
 
 def test_all_steps_of_fixed_batches_count() -> None:
@@ -18,6 +17,13 @@ def test_all_steps_of_fixed_batches_count() -> None:
     assert list(found.steps.width) == [2, 1, 1, 2, 1]
     counted = without_drain(found, static=True)
     assert (counted.num_steps, counted.num_output_tokens) == (5, 7)
+
+
+def test_a_disturbed_step_counts_as_its_like() -> None:
+    found = replay(engine(max_num_seqs=1), trace((0, 4, 6), (0, 4, 1)), silent, "two")
+    found.steps.seconds[3] = 50.0
+    counted = without_drain(found, static=False)
+    assert (counted.num_steps, counted.seconds, counted.undisturbed_s) == (6, 55.0, 6.0)
 
 
 def test_a_column_is_averaged_over_time_and_idle_counts_as_nothing() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from bench.fit.engine import Order, Played
 from bench.fit.virtual_engine import VirtualEngine
-from bench.story.replay import replay
+from bench.story.replay import as_one_play, replay
 from replica.engine_api import EngineUpdate
 from replica.request import FinishReason
 from tests.unit.bench.story.engines import engine, silent, trace
@@ -44,6 +44,13 @@ def test_progress_says_how_many_have_ended() -> None:
     heard: list[str] = []
     replay(engine(), trace((0, 4, 1), (0, 4, 2)), heard.append, "two")
     assert heard == ["two: 1/2", "two: 2/2"]
+
+
+def test_parts_of_fixed_batches_are_one_play_of_all() -> None:
+    requests = [(0, 4, 3), (0, 4, 1), (0, 4, 2), (0, 4, 2), (0, 4, 5), (0, 4, 1)]
+    fixed = engine(batching="static")
+    parts = [replay(fixed, trace(*requests[i : i + 2]), silent, "part") for i in (0, 2, 4)]
+    assert as_one_play(parts) == replay(fixed, trace(*requests), silent, "all")
 
 
 class Tampered:
