@@ -1,0 +1,108 @@
+"""A cluster in virtual time: routers, replicas, and the windows in which they run beside each other.
+
+What a replica says at time t is heard by the routers at t + back; what they send at t reaches a replica at t or later.
+So with windows of back / 2 nobody has to wait for the present:
+
+    window         k - 1        k          k + 1
+    routers                               run: know all that was said before the end of window k - 1
+    replicas                    run: know all that was sent before the end of window k
+
+Both run at the same time, in as many processes as wanted, and the result is the same as in one: everything that
+happens inside a window depends on what was handed over before it, and that is ordered by time and replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.simulate.front import Front
+from bench.simulate.outcome import Outcome
+from bench.simulate.settings import ClusterSettings
+from bench.simulate.shard import LocalShard, News, Sent, Shard
+from bench.simulate.shard_process import RemoteShard
+from bench.simulate.step_totals import StepTotals
+from bench.traces.trace import Trace
+
+
+class Pace(NamedTuple):
+    """How far a simulation is. Virtual seconds."""
+
+    now_s: float
+    num_arrived: int
+    num_ended: int
+    num_requests: int
+
+
+def simulate_cluster(settings: ClusterSettings, trace: Trace, progress: Callable[[Pace], None]) -> Outcome:
+    """Play the trace to the end of its last request. `progress` is called after every window.
+
+    Raises `RuntimeError` when a worker process fails.
+    """
+    front = Front(settings, trace)
+    if settings.num_workers == 1:
+        return _play(settings, front, [LocalShard(settings, trace, 0, settings.num_replicas)], progress)
+    firsts = _splits(settings.num_replicas, min(settings.num_workers, settings.num_replicas))
+    shards: list[RemoteShard] = []
+    try:
+        for first, last in zip(firsts, [*firsts[1:], settings.num_replicas], strict=True):
+            shards.append(RemoteShard(settings, trace, first, last))
+        return _play(settings, front, shards, progress, firsts)
+    finally:
+        for shard in shards:
+            shard.kill()
+
+
+def _play(
+    settings: ClusterSettings,
+    front: Front,
+    shards: list[LocalShard] | list[RemoteShard],
+    progress: Callable[[Pace], None],
+    firsts: list[int] | None = None,
+) -> Outcome:
+    width_s = settings.window_s
+    parts: list[Shard] = list(shards)
+    for shard in parts:
+        front.hear(shard.finish())
+    window = 0
+    sent = front.run(width_s)
+    while not front.is_done:
+        until_s = (window + 1) * width_s
+        for shard, share in zip(parts, _shares(sent, firsts or [0]), strict=True):
+            shard.begin(until_s, share)
+        sent = front.run(until_s + width_s)
+        news: list[News] = []
+        for shard in parts:
+            news += shard.finish()
+        front.hear(news)
+        progress(Pace(until_s, front.num_arrived, front.columns.num_ended, len(front.columns)))
+        window = _next_window(front, window, width_s) if not sent else window + 1
+    totals = StepTotals()
+    for shard in parts:
+        totals.merge(shard.close())
+    return Outcome(front.columns, totals, settings.num_replicas, settings.num_replicas * settings.shape.num_blocks)
+
+
+def _next_window(front: Front, window: int, width_s: float) -> int:
+    """The window after this one, or the one before the next arrival when there is nothing to do until then."""
+    quiet_s = front.quiet_until_s
+    return window + 1 if quiet_s is None else max(window + 1, math.floor(quiet_s / width_s) - 2)
+
+
+def _splits(num_replicas: int, num_shards: int) -> list[int]:
+    """First replica of each shard; sizes differ by at most one."""
+    return [num_replicas * number // num_shards for number in range(num_shards)]
+
+
+def _shares(sent: list[Sent], firsts: list[int]) -> list[list[Sent]]:
+    """What was sent to each shard, in order."""
+    if len(firsts) == 1:
+        return [sent]
+    shares: list[list[Sent]] = [[] for _ in firsts]
+    for one in sent:
+        number = len(firsts) - 1
+        while firsts[number] > one.replica:
+            number -= 1
+        shares[number].append(one)
+    return shares

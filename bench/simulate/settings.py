@@ -1,0 +1,65 @@
+"""What a simulated cluster is: replicas, routers, and how long news is under way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from bench.simulate.step_cost import H100_8B, StepCost
+from replica.config import SchedulerConfig
+from replica.errors import SettingError
+from replica.model.api import ModelShape
+from router.config import RouterConfig
+
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """All replicas are alike, and so are all routers; request i comes to router i modulo `num_routers`.
+
+    `network_delay_s`: one way, from a router to a replica or back. `report_delay_s`: what a replica has to say is so
+    much older, beside the network, when a router learns of it (at least 1 ms); a replica reports at most every half of
+    both delays together. `num_workers`: processes that step the replicas (1: this one); it changes nothing in the
+    result. `seed`: of the routers' random choices.
+    """
+
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    shape: ModelShape = field(default_factory=lambda: ModelShape(3072, 128, 128_256, 16_384, ()))
+    cost: StepCost = H100_8B
+    router: RouterConfig = field(default_factory=RouterConfig)
+    num_replicas: int = 1
+    num_routers: int = 1
+    network_delay_s: float = 0.0005
+    report_delay_s: float = 0.05
+    seed: int = 0
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, largest in (("num_replicas", 100_000), ("num_routers", 1000), ("num_workers", MAX_WORKERS)):
+            value = getattr(self, name)
+            if not 1 <= value <= largest:
+                raise SettingError(name, value, f"from 1 to {largest}")
+        if not 0.0 <= self.network_delay_s <= 10.0:
+            raise SettingError("network_delay", self.network_delay_s, "from 0 to 10 seconds")
+        if not 0.001 <= self.report_delay_s <= 60.0:
+            raise SettingError("report_delay", self.report_delay_s, "from 0.001 to 60 seconds")
+        for name in ("num_blocks", "block_size", "max_model_len"):
+            value = getattr(self.shape, name)
+            if not 1 <= value < math.inf:
+                raise SettingError(name, value, "at least 1")
+        if not self.scheduler.enable_chunked_prefill and (
+            self.scheduler.max_num_batched_tokens < self.shape.max_model_len
+        ):
+            allowed = f"at least max_model_len = {self.shape.max_model_len} while enable_chunked_prefill is off"
+            raise SettingError("max_num_batched_tokens", self.scheduler.max_num_batched_tokens, allowed)
+
+    @property
+    def back_s(self) -> float:
+        """From a replica's step to a router."""
+        return self.network_delay_s + self.report_delay_s
+
+    @property
+    def window_s(self) -> float:
+        """Replicas and routers can be half of the way back ahead of each other: see `cluster.py`."""
+        return self.back_s / 2

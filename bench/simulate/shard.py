@@ -1,0 +1,156 @@
+"""A part of the cluster's replicas, stepped one window of time at a time; knows nothing of other shards or routers.
+
+A replica reports at the first step boundary that is `window_s` or more after its last report, at the first one after
+it was idle, whenever it falls idle, and every `IDLE_REPORT_S` while it is (a live replica's sign of life). A report
+carries who was accepted and who ended since the one before, as a live replica's streams do.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+from bench.simulate.replica import Ended, SimulatedReplica
+from bench.simulate.settings import ClusterSettings
+from bench.simulate.step_totals import StepTotals
+from bench.traces.trace import Trace
+from replica.request import GenerationRequest, SamplingParams
+
+IDLE_REPORT_S = 1.0
+
+LOAD_FIELDS = (
+    "num_running",
+    "num_waiting",
+    "num_waiting_tokens",
+    "num_prefill_tokens",
+    "num_blocks_free",
+    "num_blocks_cached",
+    "num_preempted",
+    "num_preempted_tokens",
+    "block_hashes_added",
+    "block_hashes_evicted",
+)
+"""What changes from report to report; the rest of a `LoadReport` is the same for all replicas."""
+
+_changing = attrgetter(*LOAD_FIELDS)
+
+
+class Sent(NamedTuple):
+    """A request on its way: reaches the replica at `at_s`."""
+
+    at_s: float
+    number: int
+    replica: int
+
+
+class News(NamedTuple):
+    """One report of a replica: number `report` of its life, made at `made_at_s`, values as in `LOAD_FIELDS`."""
+
+    made_at_s: float
+    replica: int
+    report: int
+    load: tuple[Any, ...]
+    accepted: list[int]
+    ended: list[Ended]
+
+
+class Shard(Protocol):
+    """Some replicas, in this process or in another. `begin` a window, then `finish` it, in turn; one `finish` comes
+    first, with a report of each replica that routers have at time 0."""
+
+    def begin(self, until_s: float, sent: list[Sent]) -> None:
+        """Run all steps that begin before `until_s`. `sent`: what reaches these replicas before then, and perhaps
+        later, in order of time."""
+        ...
+
+    def finish(self) -> list[News]:
+        """The window's news."""
+        ...
+
+    def close(self) -> StepTotals:
+        """All steps of these replicas; gives everything back."""
+        ...
+
+
+class _Member:
+    """One replica with its reporting."""
+
+    __slots__ = ("due_s", "index", "is_idle", "num_reports", "replica")
+
+    def __init__(self, index: int, replica: SimulatedReplica) -> None:
+        self.index = index
+        self.replica = replica
+        self.num_reports = 0
+        self.due_s = 0.0
+        self.is_idle = True
+
+
+class LocalShard:
+    """Replicas `first` to `last` - 1 in this process."""
+
+    def __init__(self, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
+        self._trace = trace
+        self._vocab_size = settings.shape.vocab_size
+        self._window_s = settings.window_s
+        self._first = first
+        self._totals = StepTotals()
+        self._tells_prefixes = settings.router.all_weights["prefix_affinity"] > 0
+        self._news: list[News] = []
+        self._members = [
+            _Member(index, SimulatedReplica(settings.scheduler, settings.shape, settings.cost, self._totals))
+            for index in range(first, last)
+        ]
+        for member in self._members:
+            self._report(member, -settings.back_s, settings.back_s + IDLE_REPORT_S)
+
+    def begin(self, until_s: float, sent: list[Sent]) -> None:
+        for at_s, number, index in sent:
+            self._members[index - self._first].replica.submit(number, self._request(number), at_s)
+        for member in self._members:
+            self._advance(member, until_s)
+
+    def finish(self) -> list[News]:
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> StepTotals:
+        return self._totals
+
+    def _advance(self, member: _Member, until_s: float) -> None:
+        replica = member.replica
+        while (begins_s := replica.next_s()) is not None and begins_s < until_s:
+            if member.is_idle:
+                self._stay_idle(member, begins_s)
+                member.due_s = begins_s
+            replica.step()
+            member.is_idle = not replica.scheduler.has_work
+            if member.is_idle or replica.now_s >= member.due_s:
+                self._report(member, replica.now_s, IDLE_REPORT_S if member.is_idle else self._window_s)
+        if member.is_idle:
+            self._stay_idle(member, until_s)
+
+    def _stay_idle(self, member: _Member, until_s: float) -> None:
+        """Signs of life before `until_s`."""
+        while member.due_s < until_s:
+            self._report(member, member.due_s, IDLE_REPORT_S)
+
+    def _report(self, member: _Member, now_s: float, next_in_s: float) -> None:
+        replica = member.replica
+        load = _changing(replica.load())
+        if not self._tells_prefixes:
+            load = (*load[:-2], (), ())
+        member.num_reports += 1
+        member.due_s = now_s + next_in_s
+        self._news.append(News(now_s, member.index, member.num_reports, load, replica.accepted, replica.ended))
+        replica.accepted, replica.ended = [], []
+
+    def _request(self, number: int) -> GenerationRequest:
+        prompt_ids = self._trace.prompt_ids(number, self._vocab_size)
+        return GenerationRequest("", prompt_ids, _exactly(self._trace.output_tokens[number]))
+
+
+@lru_cache(maxsize=4096)
+def _exactly(num_tokens: int) -> SamplingParams:
+    """Sampling that makes exactly `num_tokens`."""
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, seed=0, ignore_eos=True)

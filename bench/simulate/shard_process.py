@@ -1,0 +1,77 @@
+"""A shard in a process of its own: windows go in and news comes out over a pipe."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import traceback
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.simulate.settings import ClusterSettings
+from bench.simulate.shard import LocalShard, News, Sent
+from bench.simulate.step_totals import StepTotals
+from bench.traces.trace import Trace
+
+_JOIN_S = 10.0
+
+
+class RemoteShard:
+    """`LocalShard` by another process, which ends with this one."""
+
+    def __init__(self, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, settings, trace, first, last), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, until_s: float, sent: list[Sent]) -> None:
+        self._pipe.send((until_s, sent))
+
+    def finish(self) -> list[News]:
+        """Raises `RuntimeError` with the traceback of what went wrong there."""
+        news: list[News] = self._receive()
+        return news
+
+    def close(self) -> StepTotals:
+        self._pipe.send(None)
+        totals: StepTotals = self._receive()
+        self._process.join(_JOIN_S)
+        self._pipe.close()
+        return totals
+
+    def kill(self) -> None:
+        """Ends the process whatever it does. Idempotent, also after `close`."""
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_JOIN_S)
+
+    def _receive(self) -> Any:
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("a worker of the simulation was killed") from None
+        if isinstance(answer, str):
+            raise RuntimeError(f"a worker of the simulation failed:\n{answer}")
+        return answer
+
+
+def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    try:
+        shard = LocalShard(settings, trace, first, last)
+        pipe.send(shard.finish())
+        # Nothing that a simulation makes is in a reference cycle: collections would only walk millions of live objects.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while (order := pipe.recv()) is not None:
+            shard.begin(*order)
+            pipe.send(shard.finish())
+        pipe.send(shard.close())
+    except (EOFError, BrokenPipeError):
+        return
+    except Exception:  # noqa: BLE001 - whatever it was, the parent reports it
+        pipe.send(traceback.format_exc())
