@@ -81,7 +81,9 @@ def _play(
     totals = StepTotals()
     for shard in parts:
         totals.merge(shard.close())
-    return Outcome(front.columns, totals, settings.num_replicas, settings.num_replicas * settings.shape.num_blocks)
+    num_blocks = settings.num_replicas * settings.shape.num_blocks
+    peak = sum(shard.peak_rss_bytes for shard in shards if isinstance(shard, RemoteShard))
+    return Outcome(front.columns, totals, settings.num_replicas, num_blocks, peak)
 
 
 def _next_window(front: Front, window: int, width_s: float) -> int:

@@ -80,12 +80,14 @@ class RequestColumns:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`num_blocks` are the KV blocks of all `num_replicas` together."""
+    """`num_blocks` are the KV blocks of all `num_replicas` together; `workers_peak_rss_bytes` the most memory that each
+    worker process had, added up."""
 
     requests: RequestColumns
     steps: StepTotals
     num_replicas: int
     num_blocks: int
+    workers_peak_rss_bytes: int = 0
 
     def summary(self, objectives: Objectives) -> dict[str, Any]:
         """Plain JSON. Seconds, tokens, requests; None where there is nothing to measure."""

@@ -24,7 +24,9 @@ from replica.errors import BrimfulError
 from replica.model.api import ModelShape
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
+from replica.scheduler.preemption import newest
 from replica.scheduler.scheduler import Scheduler
+from replica.scheduler.state import VictimRule
 
 
 class Ended(NamedTuple):
@@ -52,8 +54,9 @@ class SimulatedReplica:
         totals: StepTotals,
         *,
         check_invariants: bool = False,
+        victim_rule: VictimRule = newest,
     ) -> None:
-        self.scheduler = Scheduler(config, shape, check_invariants=check_invariants)
+        self.scheduler = Scheduler(config, shape, check_invariants=check_invariants, victim_rule=victim_rule)
         self.now_s = 0.0
         self.num_steps = 0
         self.ended: list[Ended] = []

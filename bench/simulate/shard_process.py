@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 import traceback
 from multiprocessing import get_context
@@ -21,6 +22,7 @@ class RemoteShard:
     """`LocalShard` by another process, which ends with this one."""
 
     def __init__(self, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
+        self.peak_rss_bytes = 0  # known after `close`
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, settings, trace, first, last), daemon=True)
@@ -37,7 +39,8 @@ class RemoteShard:
 
     def close(self) -> StepTotals:
         self._pipe.send(None)
-        totals: StepTotals = self._receive()
+        totals: StepTotals
+        totals, self.peak_rss_bytes = self._receive()
         self._process.join(_JOIN_S)
         self._pipe.close()
         return totals
@@ -58,6 +61,11 @@ class RemoteShard:
         return answer
 
 
+def peak_rss_bytes() -> int:
+    """The most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     try:
@@ -70,7 +78,7 @@ def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int
         while (order := pipe.recv()) is not None:
             shard.begin(*order)
             pipe.send(shard.finish())
-        pipe.send(shard.close())
+        pipe.send((shard.close(), peak_rss_bytes()))
     except (EOFError, BrokenPipeError):
         return
     except Exception:  # noqa: BLE001 - whatever it was, the parent reports it

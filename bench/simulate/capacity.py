@@ -1,0 +1,44 @@
+"""What one replica can do: its pace with a full queue, found by simulating it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from bench.simulate.replica import SimulatedReplica
+from bench.simulate.settings import ClusterSettings
+from bench.simulate.step_totals import StepTotals
+from bench.traces.trace import Trace
+from replica.request import FinishReason, GenerationRequest, SamplingParams
+
+NEVER_S = 1e9
+BATCHES = 6
+"""So many times `max_num_seqs` requests are played: the middle of the run is long enough to be steady."""
+
+
+def capacity(settings: ClusterSettings, trace: Trace, progress: Callable[[int, int], None]) -> float:
+    """Requests per second of one replica while its queue is never empty, on this trace's lengths.
+
+    The trace's first requests are all present; counted is from the first quarter of them that ended to the first
+    three quarters, so that neither filling nor draining the batch shows. Requests that can never fit don't count.
+    `progress(ended, all)`.
+    """
+    num_probes = min(len(trace), max(64, BATCHES * settings.scheduler.max_num_seqs))
+    config = replace(
+        settings.scheduler, max_num_queued_seqs=2**31, max_num_queued_tokens=2**62, queue_timeout_s=NEVER_S
+    )
+    replica = SimulatedReplica(config, settings.shape, settings.cost, StepTotals())
+    for number in range(num_probes):
+        prompt_ids = trace.prompt_ids(number, settings.shape.vocab_size)
+        sampling = SamplingParams(max_tokens=trace.output_tokens[number], temperature=0.0, seed=0, ignore_eos=True)
+        replica.submit(number, GenerationRequest("", prompt_ids, sampling), 0.0)
+    while not replica.is_idle:
+        replica.step()
+        progress(len(replica.ended), num_probes)
+    ends_s = [request.end_s for request in replica.ended if request.reason is FinishReason.LENGTH]
+    if not ends_s:
+        return 0.0
+    first, last = len(ends_s) // 4, (3 * len(ends_s)) // 4
+    if ends_s[last] > ends_s[first]:
+        return (last - first) / (ends_s[last] - ends_s[first])
+    return len(ends_s) / ends_s[-1]
