@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.sequence import Sequence, SequenceStatus
 from replica.scheduler.state import SchedulerState, StepDraft
 
@@ -16,7 +17,7 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
     the coming commit: waiting one step costs less than recomputing a context.
     """
     while state.tables.pool.num_free == 0:
-        victim = None if state.batch.ending else choose_victim(state.batch.running, state.config.policy)
+        victim = None if state.batch.ending else choose_victim(state)
         if victim is None:
             draft.withdraw(needy)
             return False
@@ -28,15 +29,26 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
     return True
 
 
-def choose_victim(running: list[Sequence], policy: str) -> Sequence | None:
-    """Who loses: `fcfs`: the newest by arrival; `priority`: the least important (as aged at admission), then the
-    newest. Those preempted often are spared while another victim exists. Never the oldest: it always makes progress.
-    """
+def choose_victim(state: SchedulerState) -> Sequence | None:
+    """Who loses: of those who may, whom the rule picks (`newest`, unless a study brought another)."""
+    candidates = may_lose(state.batch.running, state.config.policy)
+    return state.victim_rule(candidates, state.tables.pool) if candidates else None
+
+
+def may_lose(running: list[Sequence], policy: str) -> list[Sequence]:
+    """Whom a rule may pick from, newest arrival first. Never the oldest: it always makes progress. Those preempted
+    often are spared while another victim exists. Under `priority` only the least important (as aged at admission)."""
     candidates = running[:0:-1]
     unspared = [seq for seq in candidates if seq.num_preemptions < SPARED_AFTER] or candidates
-    if policy == "priority":
-        return max(unspared, key=lambda seq: seq.aged_priority, default=None)
-    return unspared[0] if unspared else None
+    if policy == "priority" and unspared:
+        least = max(seq.aged_priority for seq in unspared)
+        return [seq for seq in unspared if seq.aged_priority == least]
+    return unspared
+
+
+def newest(candidates: list[Sequence], pool: BlockPool) -> Sequence:  # noqa: ARG001 - the signature of all rules
+    """The last to arrive: it returns last, so it doesn't come back for the next to be preempted."""
+    return candidates[0]
 
 
 def preempt(state: SchedulerState, victim: Sequence) -> None:

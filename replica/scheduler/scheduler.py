@@ -28,11 +28,11 @@ from replica.scheduler.commit import commit_step, end_sequences, roll_back_step
 from replica.scheduler.intake import check_queue, check_request, make_sequence
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
 from replica.scheduler.planning import plan_step
-from replica.scheduler.preemption import choose_victim, preempt
+from replica.scheduler.preemption import choose_victim, newest, preempt
 from replica.scheduler.prefix_cache import PrefixCache
 from replica.scheduler.running_batch import RunningBatch
 from replica.scheduler.sequence import SequenceStatus
-from replica.scheduler.state import SchedulerState, Tally
+from replica.scheduler.state import SchedulerState, Tally, VictimRule
 from replica.scheduler.waiting_queue import WaitingQueue
 from replica.stats import RequestTimings, StepStats
 
@@ -42,7 +42,14 @@ MAX_PLANS_IN_FLIGHT = 2
 class Scheduler:
     """Continuous batching over paged KV blocks for one model replica."""
 
-    def __init__(self, config: SchedulerConfig, shape: ModelShape, *, check_invariants: bool = False) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        shape: ModelShape,
+        *,
+        check_invariants: bool = False,
+        victim_rule: VictimRule = newest,
+    ) -> None:
         check_against_model(config, shape)
         pool = BlockPool(shape.num_blocks)
         cache = PrefixCache(pool) if config.enable_prefix_caching else None
@@ -54,6 +61,7 @@ class Scheduler:
             tables=BlockTables(pool, shape.block_size, cache),
             batch=RunningBatch(config.max_num_seqs),
             waiting=WaitingQueue(),
+            victim_rule=victim_rule,
         )
 
     @property
@@ -141,7 +149,7 @@ class Scheduler:
     def preempt_newest(self) -> bool:
         """Make the batch smaller by one, for a step that ran out of memory; the next plan admits nobody. False when
         at most one sequence runs."""
-        victim = choose_victim(self._state.batch.running, self.config.policy)
+        victim = choose_victim(self._state)
         if victim is None:
             return False
         preempt(self._state, victim)

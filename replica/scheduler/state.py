@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
+from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.block_tables import BlockTables
 from replica.scheduler.plan import StepPlan
 from replica.scheduler.running_batch import RunningBatch
 from replica.scheduler.sequence import Sequence
 from replica.scheduler.waiting_queue import WaitingQueue
+
+VictimRule = Callable[[list[Sequence], BlockPool], Sequence]
+"""Picks who gives its blocks back, from those that may lose: never none, newest arrival first."""
 
 BlockedBy = Literal["budget", "seqs", "blocks", "long_prefill"]
 
@@ -49,14 +54,16 @@ class SchedulerState:
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
     they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `prefilling`: all
     running sequences with a gap above 1 are among these, the others had one at the last plan. `refilling`: the fixed
-    batch of `batching = static` still takes members. `admit_nobody`: the next plan only, and while anything runs. `now_s`: the time of the last
-    plan or commit, which is when those between them happen that are told no time (preemption, rollback)."""
+    batch of `batching = static` still takes members. `admit_nobody`: the next plan only, and while anything runs.
+    `now_s`: the time of the last plan or commit, which is when those between them happen that are told no time
+    (preemption, rollback)."""
 
     config: SchedulerConfig
     shape: ModelShape
     tables: BlockTables
     batch: RunningBatch
     waiting: WaitingQueue
+    victim_rule: VictimRule
     live: dict[int, Sequence] = field(default_factory=dict)
     ended: dict[int, Sequence] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)

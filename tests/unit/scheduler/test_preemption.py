@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replica.request import FinishReason, GenerationRequest
-from replica.scheduler.preemption import SPARED_AFTER, choose_victim
+from replica.scheduler.block_pool import BlockPool
+from replica.scheduler.preemption import SPARED_AFTER, may_lose, newest
 from replica.scheduler.sequence import Sequence
 from tests.unit.scheduler.rig import World, chunks, request, world
 
@@ -38,14 +39,14 @@ def running(*num_preemptions: int, priorities: tuple[float, ...] = ()) -> list[S
 def test_the_newest_loses_unless_it_lost_often_and_never_the_oldest(
     num_preemptions: tuple[int, ...], victim: int | None
 ) -> None:
-    chosen = choose_victim(running(*num_preemptions), "fcfs")
-    assert (None if chosen is None else chosen.seq_id) == victim
+    candidates = may_lose(running(*num_preemptions), "fcfs")
+    assert (newest(candidates, BlockPool(1)).seq_id if candidates else None) == victim
 
 
 @pytest.mark.parametrize(("priorities", "victim"), [((0, 2, 1), 1), ((0, 1, 1), 2), ((9, 0, 1), 2), ((0, 1.5, 1.4), 1)])
 def test_under_priority_the_least_important_loses_then_the_newest(priorities: tuple[float, ...], victim: int) -> None:
-    chosen = choose_victim(running(0, 0, 0, priorities=priorities), "priority")
-    assert chosen is not None and chosen.seq_id == victim
+    candidates = may_lose(running(0, 0, 0, priorities=priorities), "priority")
+    assert newest(candidates, BlockPool(1)).seq_id == victim
 
 
 def crowded() -> World:
