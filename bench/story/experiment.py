@@ -6,27 +6,20 @@ by the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from bench.fit.engine import MeasuredEngine
 from bench.fit.virtual_engine import VirtualEngine
 from bench.simulate.step_cost import StepCost
-from bench.story.knobs import (
-    KnobRow,
-    KnobStudy,
-    MixSize,
-    PressureSize,
-    chunked_study,
-    play_study,
-    pressure_studies,
-    unbounded_queue,
-)
+from bench.story.knobs import MixSize, PressureSize, chunked_study, pressure_studies
 from bench.story.lengths import LengthDistribution, spreads
+from bench.story.measures import Summary
 from bench.story.readings import Reading, read_chunked_prefill, read_max_num_seqs, read_watermark
 from bench.story.replay import OpenEngine
 from bench.story.spread import SpreadRow, SpreadSize, play_spreads
+from bench.story.study import KnobRow, KnobStudy, unbounded_queue
 from replica.config import EngineConfig, ModelConfig
 from replica.model.api import ModelShape
 
@@ -39,12 +32,13 @@ _REAL_KV_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class StorySize:
-    """`spreads`: which of `lengths.spreads` are played."""
+    """`spreads`: which of `lengths.spreads` are played. `first_again`: each knob's first row is played twice."""
 
     spread: SpreadSize
     spreads: tuple[str, ...]
     pressure: PressureSize
     mix: MixSize
+    first_again: bool
 
 
 def simulated_size(seed: int) -> StorySize:
@@ -74,6 +68,7 @@ def simulated_size(seed: int) -> StorySize:
             small_num_batched_tokens=256,
             seed=seed,
         ),
+        first_again=False,
     )
 
 
@@ -88,12 +83,12 @@ def real_size(seed: int) -> StorySize:
             mean_output_tokens=16,
             num_blocks=32,
             block_size=8,
-            max_num_seqs=(4, 8, 16, 32),
+            max_num_seqs=(8, 16, 32),
             max_num_batched_tokens=64,
             seed=seed,
         ),
         mix=MixSize(
-            num_requests=32,
+            num_requests=24,
             num_short_tokens=8,
             num_long_tokens=160,
             long_share=0.2,
@@ -104,6 +99,7 @@ def real_size(seed: int) -> StorySize:
             small_num_batched_tokens=32,
             seed=seed,
         ),
+        first_again=True,
     )
 
 
@@ -144,7 +140,10 @@ def spread_config(size: SpreadSize, distributions: list[LengthDistribution]) -> 
     )
 
 
-def studies(size: StorySize, cost: StepCost) -> list[tuple[KnobStudy, Callable[[list[KnobRow]], Reading]]]:
+Read = Callable[[Sequence[KnobRow], Summary | None], Reading]
+
+
+def studies(size: StorySize, cost: StepCost) -> list[tuple[KnobStudy, Read]]:
     """The knobs in the order of repair, each with who reads its rows."""
     seqs, watermark = pressure_studies(size.pressure)
     return [
@@ -152,7 +151,3 @@ def studies(size: StorySize, cost: StepCost) -> list[tuple[KnobStudy, Callable[[
         (chunked_study(size.mix, cost), read_chunked_prefill),
         (watermark, read_watermark),
     ]
-
-
-def play_knob(open_engine: OpenEngine, study: KnobStudy, progress: Progress) -> list[KnobRow]:
-    return list(play_study(open_engine, study, progress))

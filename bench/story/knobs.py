@@ -4,76 +4,20 @@ requests.
     max_num_seqs       up, while the KV pool stays as it is
     chunked prefill    off, on, then on with a smaller step budget; short and long prompts mixed, arrivals apart
     watermark          0, 0.01, 0.05 of the blocks kept free at admission, in a pool that is too small
-
-Rows that begin with the same settings share one engine: what a running replica may change is changed live.
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass
 
 from bench.simulate.step_cost import StepCost
 from bench.story.closed_form import closed_form
 from bench.story.lengths import draw, two_humped
-from bench.story.measures import Summary, summary
-from bench.story.replay import OpenEngine, replay
+from bench.story.study import KnobStudy, Setting, unbounded_queue
 from bench.traces.trace import Trace
-from replica.config import EngineConfig, ModelConfig, SchedulerConfig
-
-NO_LIMIT = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A row: what its engine starts with beyond the study's base, and what is changed on it before the play."""
-
-    label: str
-    start: dict[str, Any] = field(default_factory=dict)
-    live: dict[str, int | float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class KnobStudy:
-    """`name` of the setting that is turned; `base` and `model` are what all rows share."""
-
-    name: str
-    trace: Trace
-    base: SchedulerConfig
-    model: ModelConfig
-    rows: tuple[Setting, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KnobRow:
-    label: str
-    result: Summary
-
-
-def play_study(open_engine: OpenEngine, study: KnobStudy, progress: Callable[[str], None]) -> Iterator[KnobRow]:
-    """Rows in order."""
-    for _, rows in groupby(study.rows, key=lambda row: row.start):
-        settings = list(rows)
-        config = EngineConfig(model=study.model, scheduler=replace(study.base, **settings[0].start))
-        with open_engine(config) as engine:
-            for row in settings:
-                played = replay(engine, study.trace, progress, f"{study.name}, {row.label}", row.live)
-                yield KnobRow(row.label, summary(played))
-
-
-def unbounded_queue(**settings: Any) -> SchedulerConfig:
-    """Nobody is refused or expires, no prompt is shared: only the settings given make a difference."""
-    return SchedulerConfig(
-        enable_prefix_caching=False,
-        max_num_queued_seqs=NO_LIMIT,
-        max_num_queued_tokens=NO_LIMIT,
-        queue_timeout_s=float(NO_LIMIT),
-        **settings,
-    )
+from replica.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from bench.simulate.step_cost import StepCost
 from bench.story.checks import Check
-from bench.story.knobs import KnobRow, KnobStudy
 from bench.story.readings import Reading
 from bench.story.spread import PICTURE_BATCHES, Side, SpreadRow, SpreadSize
+from bench.story.study import KnobStudy, Played
 
 _SIDE_HEAD = (
     f"{'output lengths':14} {'batching':10} {f'batch width over {PICTURE_BATCHES} fixed batches':30} {'width':>5} "
@@ -21,7 +21,7 @@ _GAIN_HEAD = (
     f"{'gain in seconds':>15} {'explained':>9} {'off':>6} | {'as timed':>8}"
 )
 _KNOB_HEAD = (
-    f"{'':17} {'width':>5} {'tok/step':>8} {'steps':>6} {'waiting':>7} {'tok/s':>7} {'TTFT p50':>9} {'p99':>9} "
+    f"{'':23} {'width':>5} {'tok/step':>8} {'steps':>6} {'waiting':>7} {'tok/s':>7} {'TTFT p50':>9} {'p99':>9} "
     f"{'ITL p50':>8} {'p99':>7} {'KV held':>7} {'preempted':>9} {'recomputed':>10}"
 )
 
@@ -61,17 +61,58 @@ def gains_table(rows: Iterable[SpreadRow]) -> list[str]:
     return lines
 
 
-def knob_table(study: KnobStudy, rows: Sequence[KnobRow], reading: Reading) -> list[str]:
+def knob_table(study: KnobStudy, played: Played, reading: Reading) -> list[str]:
     """One line a row, and what they say."""
     lines = [f"{study.name}: {len(study.trace)} requests", _KNOB_HEAD]
-    for row in rows:
+    for row in [*played.rows, *([played.again] if played.again else [])]:
         one = row.result
         lines.append(
-            f"{row.label:17} {one.width:5.1f} {one.tokens_per_step:8.1f} {one.num_steps:6} {one.waiting:7.1f} "
+            f"{row.label:23} {one.width:5.1f} {one.tokens_per_step:8.1f} {one.num_steps:6} {one.waiting:7.1f} "
             f"{one.output_tokens_per_s:7.1f} {one.ttft_p50_s:8.3f}s {one.ttft_p99_s:8.3f}s {one.itl_p50_s * 1e3:8.1f} "
             f"{one.itl_p99_s * 1e3:7.1f} {one.kv_mean:7.0%} {one.num_preemptions:9} {one.num_recomputed_tokens:10}"
         )
     return [*lines, f"-> {reading.text}"]
+
+
+def markdown_table(rows: Iterable[SpreadRow]) -> list[str]:
+    """Both tables in one, fixed -> continuous, for a README. Gains: measured, and in brackets what they had to be."""
+    heads = (
+        "output lengths",
+        f"batch width over {PICTURE_BATCHES} fixed batches, fixed and continuous",
+        "mean width",
+        "tokens a step",
+        "steps",
+        "waiting",
+        "tokens/s",
+        "TTFT p50, s",
+        "ITL p99, ms",
+        "gain in steps",
+        "gain in seconds",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in rows:
+        before, after, predicted = row.static, row.continuous, row.predicted
+        one, two = before.whole, after.whole
+        cells = (
+            row.name,
+            f"`{before.picture}` `{after.picture}`",
+            f"{one.width:.1f} -> {two.width:.1f}",
+            f"{one.tokens_per_step:.1f} -> {two.tokens_per_step:.1f}",
+            f"{one.num_steps} -> {two.num_steps}",
+            f"{before.waiting_then} -> {after.waiting_then}",
+            f"{one.output_tokens_per_s:.0f} -> {two.output_tokens_per_s:.0f}",
+            f"{one.ttft_p50_s:.1f} -> {two.ttft_p50_s:.1f}",
+            f"{one.itl_p99_s * 1e3:.1f} -> {two.itl_p99_s * 1e3:.1f}",
+            f"{row.gain_in_steps:.2f} ({predicted.gain_in_steps:.2f})",
+            f"{row.gain_in_seconds:.2f} ({predicted.gain_in_seconds:.2f})",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def markdown_readings(readings: Iterable[tuple[str, Reading]]) -> list[str]:
+    """A list with a sentence for each knob."""
+    return [f"- `{name}`: {reading.text}" for name, reading in readings]
 
 
 def verdict_lines(checks: Sequence[Check]) -> list[str]:
@@ -85,8 +126,8 @@ def spread_json(row: SpreadRow) -> dict[str, Any]:
     }
 
 
-def knob_json(study: KnobStudy, rows: Sequence[KnobRow], reading: Reading) -> dict[str, Any]:
-    return {"name": study.name, "rows": [asdict(row) for row in rows], "reading": asdict(reading)}
+def knob_json(study: KnobStudy, played: Played, reading: Reading) -> dict[str, Any]:
+    return {"name": study.name, **asdict(played), "reading": asdict(reading)}
 
 
 def check_json(check: Check) -> dict[str, Any]:

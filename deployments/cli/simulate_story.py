@@ -44,6 +44,7 @@ def story(
         typer.Option(help="step cost: a preset or a cost file [default: h100-8b; cpu-smollm2 with --engine real]"),
     ] = None,
     seed: Annotated[int, typer.Option(help="of lengths and arrivals")] = 0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="also one table for a README, before the JSON")] = False,
 ) -> int:
     """Show what fixed batches waste, and what each setting changes.
 
@@ -64,7 +65,7 @@ def story(
     else:
         size, open_engine = simulated_size(seed), virtual_engines(step_cost)
     try:
-        found = _tell(open_engine, size, step_cost, console.doing)
+        found = _tell(open_engine, size, step_cost, console.doing, markdown=markdown)
     except ValueError as error:
         raise ResourceError(f"the story can't be played: {error}") from error
     result = {"command": "simulate story", "engine": engine.value, "cost": step_cost.name, "seed": seed, **found}
@@ -72,22 +73,28 @@ def story(
     return 0 if found["passed"] else EXIT_FAILED_CHECK
 
 
-def _tell(open_engine: OpenEngine, size: StorySize, cost: StepCost, progress: Callable[[str], None]) -> dict[str, Any]:
+def _tell(
+    open_engine: OpenEngine, size: StorySize, cost: StepCost, progress: Callable[[str], None], *, markdown: bool
+) -> dict[str, Any]:
     """Plays and prints one part after the other; returns what goes into the JSON."""
     from bench.story import report
-    from bench.story.experiment import play_all_spreads, play_knob, studies
+    from bench.story.experiment import play_all_spreads, studies
+    from bench.story.study import play_study
 
     _print_lines(report.about(size.spread, cost))
     rows = list(play_all_spreads(open_engine, size, cost, progress))
     checks = [check for row in rows for check in row.checks()]
     for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(checks)):
         _print_lines(["", *table])
-    knobs = []
+    knobs, readings = [], []
     for study, read in studies(size, cost):
-        played = play_knob(open_engine, study, progress)
-        reading = read(played)
+        played = play_study(open_engine, study, progress, first_again=size.first_again)
+        reading = read(played.rows, played.again.result if played.again else None)
         _print_lines(["", *report.knob_table(study, played, reading)])
         knobs.append(report.knob_json(study, played, reading))
+        readings.append((study.name, reading))
+    if markdown:
+        _print_lines(["", *report.markdown_table(rows), "", *report.markdown_readings(readings)])
     return {
         "passed": all(check.passed for check in checks),
         "checks": [report.check_json(check) for check in checks],

@@ -6,7 +6,7 @@ from array import array
 
 from bench.fit.virtual_engine import VirtualEngine
 from bench.simulate.step_cost import StepCost
-from bench.story.knobs import unbounded_queue
+from bench.story.study import unbounded_queue
 from bench.traces.trace import Trace
 from replica.config import EngineConfig
 from replica.model.api import ModelShape

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from bench.story.knobs import KnobRow
 from bench.story.measures import Summary
 from bench.story.readings import read_chunked_prefill, read_max_num_seqs, read_watermark
+from bench.story.study import KnobRow
 
 PLAIN = Summary(100, 10.0, 8.0, (8.0,) * 4, 10.0, 5.0, 100.0, 1.0, 2.0, 0.010, 0.020, 0.8, 1.0, 0, 0)
 
@@ -49,14 +49,14 @@ def test_a_raise_that_changes_nothing_is_no_evidence_of_pressure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttft_p50_s", "price"), [(1.5, "TTFT pays for it"), (1.02, "TTFT doesn't pay for it"), (0.5, "TTFT falls too")]
+    ("ttft_p99_s", "price"), [(2.5, "TTFT pays for it"), (2.04, "TTFT doesn't pay for it"), (1.5, "TTFT falls too")]
 )
-def test_chunking_is_read_from_itl_and_its_price_from_ttft(ttft_p50_s: float, price: str) -> None:
-    rows = [row("off"), row("on"), row("on, small", itl_p99_s=0.012, ttft_p50_s=ttft_p50_s)]
+def test_chunking_is_read_from_itl_and_its_price_from_ttft(ttft_p99_s: float, price: str) -> None:
+    rows = [row("off"), row("on"), row("on, small", itl_p99_s=0.012, ttft_p99_s=ttft_p99_s)]
     reading = read_chunked_prefill(rows)
     assert reading.shown
     assert reading.text.startswith("the ITL of running decodes falls, p99 20.0 -> 12.0 ms, not by chunking alone")
-    assert f"; {price}, p50 1000.0 -> " in reading.text
+    assert f"; {price}, p99 2000.0 -> " in reading.text
 
 
 def test_chunking_alone_is_credited_when_it_was_enough() -> None:
@@ -87,3 +87,22 @@ def test_a_watermark_that_cures_nothing_is_no_evidence() -> None:
     assert not read_watermark([row("0"), row("0.05")]).shown
     unchanged = read_watermark([row("0", num_preemptions=40), row("0.05", num_preemptions=39)])
     assert unchanged.text == "not shown: 0.05 kept free doesn't lower preemptions (preemptions 40 -> 39)"
+
+
+def test_what_two_plays_of_one_row_differ_by_is_no_effect() -> None:
+    rows = [row("off"), row("on", itl_p99_s=0.014), row("on, small", itl_p99_s=0.012)]
+    assert "already at the same budget" in read_chunked_prefill(rows).text
+    slower = row("off, again", itl_p99_s=0.030).result
+    assert "not by chunking alone" in read_chunked_prefill(rows, slower).text
+    far_slower = row("off, again", itl_p99_s=0.040).result
+    reading = read_chunked_prefill(rows, far_slower)
+    assert not reading.shown
+    assert reading.text.endswith("(p99 20.0 -> 12.0 ms (chance: 100%))")
+
+
+def test_a_gain_within_chance_is_no_gain() -> None:
+    rows = [row("8"), row("16", output_tokens_per_s=108.0, num_preemptions=9)]
+    assert not read_max_num_seqs(rows).shown
+    reading = read_max_num_seqs(rows, row("8, again", output_tokens_per_s=90.0).result)
+    assert reading.shown
+    assert "change by +8.0% (chance: 11%) and only pressure grows (preemptions 0 -> 9)" in reading.text
