@@ -1,0 +1,84 @@
+"""`brimful simulate`: tables, one JSON line last, errors in one line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.cli.commands import run
+
+SMALL = ["simulate", "--num-requests", "30", "--length-scale", "16", "--block-size", "16", "--replicas", "2"]
+
+
+def result_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert run(arguments) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_the_last_line_is_json_with_settings_and_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--max-num-seqs", "4", "--router-queue-depth", "2"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out.splitlines()[-1])
+    assert found["num_finished"] == 30
+    assert found["settings"]["max_num_seqs"] == 4
+    assert found["settings"]["router_weights"] == {"kv_headroom": 1.0, "queue_depth": 2.0, "prefix_affinity": 1.0}
+    assert found["settings"]["load"] == 0.8
+    assert found["settings"]["rate"] == pytest.approx(0.8 * 2 * found["settings"]["capacity_per_replica"])
+    assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
+    for word in ("time to first token", "end to end", "goodput", "preemptions", "queue", "tokens per step", "routing"):
+        assert word in shown.out
+    assert "drawing 30 requests of W2" in shown.err
+
+
+def test_the_same_flags_give_the_same_result(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = result_of(SMALL, capsys), result_of(SMALL, capsys)
+    for found in (first, second):
+        del found["wall_s"], found["peak_rss_mb"]
+    assert first == second
+
+
+def test_limits_follow_the_device_of_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, cpu = result_of(SMALL, capsys), result_of([*SMALL, "--cost", "cpu-smollm2"], capsys)
+    assert (gpu["settings"]["max_num_seqs"], gpu["settings"]["max_num_batched_tokens"]) == (256, 8192)
+    assert (cpu["settings"]["max_num_seqs"], cpu["settings"]["max_num_batched_tokens"]) == (64, 512)
+
+
+def test_all_requests_can_be_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = result_of([*SMALL, "--all-present", "--batching", "static", "--max-num-seqs", "3"], capsys)
+    assert found["num_finished"] == 30
+    assert (found["settings"]["rate"], found["max_waiting"]) == (None, 12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rate", "0"], "--rate = 0.0 is not allowed: more than 0"),
+        (["--rate", "1", "--load", "1"], "--load = 1.0 is not allowed: not together with --rate"),
+        (["--rate", "nan"], "--rate = nan is not allowed"),
+        (["--num-requests", "0"], "--num-requests = 0 is not allowed"),
+        (["--shape", "W99"], "W99"),
+        (["--cost", "no-such"], "no-such"),
+        (["--replicas", "0"], "replicas = 0 is not allowed"),
+        (["--slo-itl", "0"], "--slo-itl = 0.0 is not allowed"),
+        (["--seed", "-1"], "--seed = -1 is not allowed"),
+        (["--max-num-seqs", "9", "--max-num-batched-tokens", "9"], "max_num_batched_tokens = 9 is not allowed"),
+        (["--no-enable-chunked-prefill"], "max_num_batched_tokens = 8192 is not allowed"),
+        (["--router-kv-headroom", "101"], "101"),
+        (["--num-blocks", "1", "--block-size", "1"], "no request of the trace fits"),
+        (["--seed", "1", "story"], "--seed = 1 is not allowed: put flags of story after its name"),
+    ],
+    ids=str,
+)
+def test_a_bad_flag_is_one_line_and_exit_code_2(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", *flags]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert message in error[0]
+    assert "Traceback" not in shown.err
