@@ -11,12 +11,14 @@ from deployments.cli import simulate_cluster
 from deployments.cli.simulate_fit import fit
 from deployments.cli.simulate_story import story
 from deployments.cli.simulate_validate import validate
+from deployments.cli.simulate_victims import victims
 from replica.errors import SettingError
 
 simulate = typer.Typer(rich_markup_mode=None)
 simulate.command()(fit)
 simulate.command()(validate)
 simulate.command()(story)
+simulate.command()(victims)
 
 
 def _cluster(ctx: typer.Context, **given: Any) -> int:

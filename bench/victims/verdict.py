@@ -1,0 +1,48 @@
+"""Whether some rule deserves to replace `newest`, and the study's table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from bench.victims.study import Measured
+
+SHIPPED_RULE = "newest"
+LESS = 0.98
+"""A rule must recompute at least 2 % less under every load: below that it's chance."""
+NOT_WORSE = 1.05
+
+Case = tuple[str, float]
+"""Shape and share of capacity."""
+
+
+def better_rules(measured: Mapping[Case, Mapping[str, Measured]]) -> list[str]:
+    """Rules that recompute less than the shipped one under every load and starve nobody: no request more often
+    preempted than 3 times unless the shipped rule does so too, longest wait and longest stall at most 5 % longer,
+    throughput not below. Under every load; best first."""
+    rules = set.intersection(*(set(rows) for rows in measured.values())) - {SHIPPED_RULE}
+    good = [rule for rule in rules if all(_beats(rows[rule], rows[SHIPPED_RULE]) for rows in measured.values())]
+    return sorted(good, key=lambda rule: sum(rows[rule].recomputed_tokens for rows in measured.values()))
+
+
+def _beats(rule: Measured, shipped: Measured) -> bool:
+    return (
+        rule.recomputed_tokens < LESS * shipped.recomputed_tokens
+        and rule.num_over_3 <= shipped.num_over_3
+        and rule.max_wait_s <= NOT_WORSE * shipped.max_wait_s
+        and rule.max_stall_s <= NOT_WORSE * shipped.max_stall_s
+        and rule.throughput >= shipped.throughput * 0.995
+    )
+
+
+def table(rows: Mapping[str, Measured]) -> Iterator[str]:
+    """One line a rule. Seconds; tokens in thousands."""
+    yield (
+        f"{'rule':<26}{'again k':>9}{'comp/use':>9}{'preempt':>8}{'max':>4}{'>3':>5}{'req/s':>8}"
+        f"{'ttft99':>8}{'e2e99':>8}{'itl99':>7}{'wait':>7}{'stall':>7}"
+    )
+    for row in rows.values():
+        yield (
+            f"{row.rule:<26}{row.recomputed_tokens / 1e3:>9.1f}{row.computed_per_useful:>9.4f}"
+            f"{row.mean_preemptions:>8.3f}{row.max_preemptions:>4}{row.num_over_3:>5.1f}{row.throughput:>8.3f}"
+            f"{row.ttft_p99_s:>8.1f}{row.e2e_p99_s:>8.1f}{row.itl_p99_s:>7.2f}{row.max_wait_s:>7.1f}{row.max_stall_s:>7.1f}"
+        )

@@ -1,0 +1,98 @@
+"""`brimful simulate victims`: what each way to choose a preemption's victim costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.console import Console
+from replica.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+Repeated = list[str] | None
+
+
+def victims(
+    shape: Annotated[Repeated, typer.Option(help="W1, W2 or W4; may be repeated [default: all]")] = None,
+    rule: Annotated[
+        Repeated, typer.Option(help="compare only this with newest; may be repeated [default: all]")
+    ] = None,
+    share: Annotated[
+        list[float] | None, typer.Option(help="share of capacity that arrives; may be repeated [default: 0.9 1.0 1.2]")
+    ] = None,
+    regime: Annotated[
+        str, typer.Option(help="pressed: admission keeps nothing free; shipped: as in the default settings")
+    ] = "pressed",
+    prefix_caching: Annotated[bool, typer.Option(help="prefix cache on or off")] = True,
+    cost: Annotated[str, typer.Option(help="step cost: a preset or a cost file")] = "h100-8b",
+    seeds: Annotated[int, typer.Option(help="traces to average over: seeds 0 to this, exclusive")] = 2,
+) -> int:
+    """Preempt by one rule after the other, on the same requests, and compare what had to be computed again.
+
+    Columns: tokens computed again (thousands), computed / useful tokens, preemptions a request, most of any request,
+    requests preempted more than 3 times, requests per second, p99 of time to first token, end to end and between
+    tokens, longest wait for a first token and longest stall between tokens (seconds). Takes about 5 minutes. The last
+    line is JSON.
+    """
+    from bench.simulate.step_cost import load_cost
+    from bench.victims.rules import RULES
+    from bench.victims.study import LOADS, REGIMES, Setup, compare
+    from bench.victims.verdict import SHIPPED_RULE, better_rules, table
+
+    began_s = time.monotonic()
+    shapes = _known("--shape", shape, LOADS)
+    rules = tuple(dict.fromkeys((SHIPPED_RULE, *_known("--rule", rule, RULES))))
+    (chosen_regime,) = _known("--regime", [regime], REGIMES)
+    shares = share or [0.9, 1.0, 1.2]
+    for value in shares:
+        if not 0.01 <= value <= 100.0:
+            raise SettingError("--share", value, "from 0.01 to 100")
+    if not 1 <= seeds <= 1000:
+        raise SettingError("--seeds", seeds, "from 1 to 1000")
+    step_cost = load_cost(cost)
+    console = Console(sys.stderr)
+    measured = {}
+    for name in shapes:
+        for value in shares:
+            setup = Setup(LOADS[name], REGIMES[chosen_regime], prefix_caching, step_cost, value)
+            rows = {}
+            console.doing(f"measuring {name} at {value:g} x capacity: capacity and {rules[0]}")
+            for row in compare(setup, rules, tuple(range(seeds))):
+                rows[row.rule] = row
+                console.doing(f"measuring {name} at {value:g} x capacity: {len(rows)}/{len(rules)} rules")
+            measured[name, value] = rows
+            print(
+                f"\n{name} at {value:g} x capacity, {chosen_regime}, prefix cache {'on' if prefix_caching else 'off'}"
+            )
+            for line in table(rows):
+                print(line)
+    better = better_rules(measured)
+    print(f"\nbetter than {SHIPPED_RULE} under every load: {', '.join(better) or 'none'}")
+    result = {
+        "command": "simulate victims",
+        "regime": chosen_regime,
+        "prefix_caching": prefix_caching,
+        "cost": step_cost.name,
+        "seeds": seeds,
+        "better": better,
+        "loads": [
+            {"shape": name, "share": value, "rules": [row._asdict() for row in rows.values()]}
+            for (name, value), rows in measured.items()
+        ],
+        "wall_s": time.monotonic() - began_s,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _known(flag: str, given: Repeated, allowed: Collection[str]) -> list[str]:
+    for name in given or ():
+        if name not in allowed:
+            raise SettingError(flag, name, f"one of {', '.join(allowed)}")
+    return list(given or allowed)

@@ -1,0 +1,48 @@
+"""A rule is better only if it is so under every load and starves nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from bench.victims.study import Measured
+from bench.victims.verdict import better_rules, table
+
+SHIPPED = Measured("newest", 1000.0, 1.1, 0.5, 3, 0.0, 10.0, 5.0, 9.0, 0.1, 20.0, 2.0)
+GOOD = SHIPPED._replace(rule="good", recomputed_tokens=900.0)
+
+
+def test_less_recomputed_under_every_load_is_better() -> None:
+    measured = {("W1", 1.0): {"newest": SHIPPED, "good": GOOD}, ("W2", 1.0): {"newest": SHIPPED, "good": GOOD}}
+    assert better_rules(measured) == ["good"]
+    measured["W2", 1.2] = {"newest": SHIPPED, "good": SHIPPED._replace(rule="good")}
+    assert better_rules(measured) == []
+
+
+@dataclass
+class Flaw:
+    name: str
+    value: float
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        Flaw("recomputed_tokens", 985.0),
+        Flaw("num_over_3", 1.0),
+        Flaw("max_wait_s", 22.0),
+        Flaw("max_stall_s", 2.2),
+        Flaw("throughput", 9.9),
+    ],
+    ids=lambda flaw: flaw.name,
+)
+def test_one_flaw_is_enough_to_keep_the_shipped_rule(flaw: Flaw) -> None:
+    flawed = GOOD._replace(**{flaw.name: flaw.value})
+    assert better_rules({("W1", 1.0): {"newest": SHIPPED, "good": flawed}}) == []
+
+
+def test_the_table_has_a_line_for_each_rule() -> None:
+    lines = list(table({"newest": SHIPPED, "good": GOOD}))
+    assert len(lines) == 3
+    assert {len(line) for line in lines} == {len(lines[0])}
