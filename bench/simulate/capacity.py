@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.simulate.prompt import Prompt
 from bench.simulate.replica import SimulatedReplica
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
@@ -29,7 +30,7 @@ def capacity(settings: ClusterSettings, trace: Trace, progress: Callable[[int, i
     )
     replica = SimulatedReplica(config, settings.shape, settings.cost, StepTotals())
     for number in range(num_probes):
-        prompt_ids = trace.prompt_ids(number, settings.shape.vocab_size)
+        prompt_ids = Prompt(trace, number, settings.shape.vocab_size).as_ids()
         sampling = SamplingParams(max_tokens=trace.output_tokens[number], temperature=0.0, seed=0, ignore_eos=True)
         replica.submit(number, GenerationRequest("", prompt_ids, sampling), 0.0)
     while not replica.is_idle:

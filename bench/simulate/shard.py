@@ -11,6 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from bench.simulate.prompt import Prompt
 from bench.simulate.replica import Ended, SimulatedReplica
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
@@ -146,8 +147,8 @@ class LocalShard:
         replica.accepted, replica.ended = [], []
 
     def _request(self, number: int) -> GenerationRequest:
-        prompt_ids = self._trace.prompt_ids(number, self._vocab_size)
-        return GenerationRequest("", prompt_ids, _exactly(self._trace.output_tokens[number]))
+        prompt = Prompt(self._trace, number, self._vocab_size)
+        return GenerationRequest("", prompt.as_ids(), _exactly(self._trace.output_tokens[number]))
 
 
 @lru_cache(maxsize=4096)

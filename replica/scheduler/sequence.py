@@ -31,7 +31,7 @@ class Sequence:
 
     `max_len`: prompt and output together never grow past it. `arrival` orders sequences for good. `admission` names
     one stay in the running batch, 0 outside: a row of a plan belongs to the sequence only while they agree.
-    `tokens`: all known ones. Until `own_tokens` the request's tuple itself, since thousands may wait.
+    `tokens`: all known ones. Until `own_tokens` the request's own, since thousands may wait.
     Waiting: `queue_key` is its place in the policy's order, `ticket` names its one valid entry there, `parked` says
     that it waits for a long-prefill slot. `is_small`: its whole demand may pass a head that waits for KV space.
     `recomputed_until`: positions below it were computed before a preemption. `caught_up_at`: from here on positions
@@ -161,9 +161,8 @@ class Sequence:
 
     def own_tokens(self) -> None:
         """It takes a place and will append."""
-        known: object = self.tokens
-        if isinstance(known, tuple):
-            self.tokens = list(known)
+        if not isinstance(self.tokens, list):  # the type is a promise from here on
+            self.tokens = list(self.tokens)  # type: ignore[unreachable]
 
     def hold_slots(self, num_slots: int) -> None:
         """Its block table has KV slots for that many positions."""
