@@ -15,6 +15,8 @@ from replica.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from bench.victims.study import Measured, Setup
+
 Repeated = list[str] | None
 
 
@@ -42,8 +44,8 @@ def victims(
     """
     from bench.simulate.step_cost import load_cost
     from bench.victims.rules import RULES
-    from bench.victims.study import LOADS, REGIMES, Setup, compare
-    from bench.victims.verdict import SHIPPED_RULE, better_rules, table
+    from bench.victims.study import LOADS, REGIMES, Setup
+    from bench.victims.verdict import SHIPPED_RULE, better_rules
 
     began_s = time.monotonic()
     shapes = _known("--shape", shape, LOADS)
@@ -56,22 +58,11 @@ def victims(
     if not 1 <= seeds <= 1000:
         raise SettingError("--seeds", seeds, "from 1 to 1000")
     step_cost = load_cost(cost)
-    console = Console(sys.stderr)
     measured = {}
     for name in shapes:
         for value in shares:
             setup = Setup(LOADS[name], REGIMES[chosen_regime], prefix_caching, step_cost, value)
-            rows = {}
-            console.doing(f"measuring {name} at {value:g} x capacity: capacity and {rules[0]}")
-            for row in compare(setup, rules, tuple(range(seeds))):
-                rows[row.rule] = row
-                console.doing(f"measuring {name} at {value:g} x capacity: {len(rows)}/{len(rules)} rules")
-            measured[name, value] = rows
-            print(
-                f"\n{name} at {value:g} x capacity, {chosen_regime}, prefix cache {'on' if prefix_caching else 'off'}"
-            )
-            for line in table(rows):
-                print(line)
+            measured[name, value] = _measure(setup, rules, tuple(range(seeds)))
     better = better_rules(measured)
     print(f"\nbetter than {SHIPPED_RULE} under every load: {', '.join(better) or 'none'}")
     result = {
@@ -89,6 +80,23 @@ def victims(
     }
     print(json.dumps(result))
     return 0
+
+
+def _measure(setup: Setup, rules: tuple[str, ...], seeds: tuple[int, ...]) -> dict[str, Measured]:
+    from bench.victims.study import compare
+    from bench.victims.verdict import table
+
+    console = Console(sys.stderr)
+    title = f"{setup.load.shape} at {setup.rate:g} x capacity"
+    console.doing(f"measuring {title}: capacity and {rules[0]}")
+    rows: dict[str, Measured] = {}
+    for row in compare(setup, rules, seeds):
+        rows[row.rule] = row
+        console.doing(f"measuring {title}: {len(rows)}/{len(rules)} rules")
+    print(f"\n{title}, {setup.regime.name}, prefix cache {'on' if setup.prefix_caching else 'off'}")
+    for line in table(rows):
+        print(line)
+    return rows
 
 
 def _known(flag: str, given: Repeated, allowed: Collection[str]) -> list[str]:
