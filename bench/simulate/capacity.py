@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.simulate.prompt import Prompt
+from bench.simulate.prompt import Prompts
 from bench.simulate.replica import SimulatedReplica
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
@@ -29,10 +29,10 @@ def capacity(settings: ClusterSettings, trace: Trace, progress: Callable[[int, i
         settings.scheduler, max_num_queued_seqs=2**31, max_num_queued_tokens=2**62, queue_timeout_s=NEVER_S
     )
     replica = SimulatedReplica(config, settings.shape, settings.cost, StepTotals())
+    prompts = Prompts(trace, settings.shape.vocab_size)
     for number in range(num_probes):
-        prompt_ids = Prompt(trace, number, settings.shape.vocab_size).as_ids()
         sampling = SamplingParams(max_tokens=trace.output_tokens[number], temperature=0.0, seed=0, ignore_eos=True)
-        replica.submit(number, GenerationRequest("", prompt_ids, sampling), 0.0)
+        replica.submit(number, GenerationRequest("", prompts.lazy(number), sampling), 0.0)
     while not replica.is_idle:
         replica.step()
         progress(len(replica.ended), num_probes)

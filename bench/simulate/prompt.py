@@ -1,4 +1,4 @@
-"""A prompt that is made anew each time somebody reads it: a million live ones take no memory to speak of."""
+"""Prompts that are made anew when somebody reads them: a million live ones take no memory to speak of."""
 
 from __future__ import annotations
 
@@ -8,27 +8,40 @@ from typing import cast, overload
 from bench.traces.trace import Trace
 
 
-class Prompt(Sequence[int]):
-    """Request `number` of a trace. The scheduler copies a prompt's tokens once and asks its request only for their
-    number afterwards."""
+class Prompts:
+    """The prompts of a trace. The one read last is kept, because a prompt is mostly read several times in a row."""
 
-    __slots__ = ("_length", "_number", "_trace", "_vocab_size")
-
-    def __init__(self, trace: Trace, number: int, vocab_size: int) -> None:
+    def __init__(self, trace: Trace, vocab_size: int) -> None:
         self._trace = trace
-        self._number = number
         self._vocab_size = vocab_size
-        self._length = trace.prompt_tokens[number]
+        self._last_number = -1
+        self._last_ids: tuple[int, ...] = ()
 
-    def as_ids(self) -> tuple[int, ...]:
-        """Itself, where a type asks for a tuple: whatever may be done with it here can be done with a sequence."""
-        return cast("tuple[int, ...]", self)
+    def lazy(self, number: int) -> tuple[int, ...]:
+        """Request `number`'s prompt, for a field that wants a tuple: who only reads it can't tell the difference. The
+        scheduler copies the tokens once and asks its request only for their number afterwards."""
+        return cast("tuple[int, ...]", _Prompt(self, number, self._trace.prompt_tokens[number]))
+
+    def ids(self, number: int) -> tuple[int, ...]:
+        if number != self._last_number:
+            self._last_number = number
+            self._last_ids = self._trace.prompt_ids(number, self._vocab_size)
+        return self._last_ids
+
+
+class _Prompt(Sequence[int]):
+    __slots__ = ("_length", "_number", "_prompts")
+
+    def __init__(self, prompts: Prompts, number: int, length: int) -> None:
+        self._prompts = prompts
+        self._number = number
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._trace.prompt_ids(self._number, self._vocab_size))
+        return iter(self._prompts.ids(self._number))
 
     @overload
     def __getitem__(self, index: int, /) -> int: ...
@@ -37,4 +50,4 @@ class Prompt(Sequence[int]):
     def __getitem__(self, index: slice, /) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: int | slice, /) -> int | tuple[int, ...]:
-        return self._trace.prompt_ids(self._number, self._vocab_size)[index]
+        return self._prompts.ids(self._number)[index]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
-from bench.simulate.prompt import Prompt
+from bench.simulate.prompt import Prompts
 from bench.simulate.replica import Ended, SimulatedReplica
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
@@ -91,8 +91,8 @@ class LocalShard:
     """Replicas `first` to `last` - 1 in this process."""
 
     def __init__(self, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
-        self._trace = trace
-        self._vocab_size = settings.shape.vocab_size
+        self._prompts = Prompts(trace, settings.shape.vocab_size)
+        self._output_tokens = trace.output_tokens
         self._window_s = settings.window_s
         self._first = first
         self._totals = StepTotals()
@@ -147,8 +147,7 @@ class LocalShard:
         replica.accepted, replica.ended = [], []
 
     def _request(self, number: int) -> GenerationRequest:
-        prompt = Prompt(self._trace, number, self._vocab_size)
-        return GenerationRequest("", prompt.as_ids(), _exactly(self._trace.output_tokens[number]))
+        return GenerationRequest("", self._prompts.lazy(number), _exactly(self._output_tokens[number]))
 
 
 @lru_cache(maxsize=4096)
