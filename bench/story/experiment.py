@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from bench.fit.engine import MeasuredEngine
 from bench.fit.virtual_engine import VirtualEngine
 from bench.simulate.step_cost import StepCost
+from bench.story.door import Door, play_door
 from bench.story.knobs import MixSize, PressureSize, chunked_study, pressure_studies
 from bench.story.lengths import LengthDistribution, spreads
 from bench.story.measures import Summary
@@ -32,10 +33,12 @@ _REAL_KV_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class StorySize:
-    """`spreads`: which of `lengths.spreads` are played. `first_again`: each knob's first row is played twice."""
+    """`spreads`: which of `lengths.spreads` are played; `num_door_batches` of the widest come one by one.
+    `first_again`: each knob's first row is played twice."""
 
     spread: SpreadSize
     spreads: tuple[str, ...]
+    num_door_batches: int
     pressure: PressureSize
     mix: MixSize
     first_again: bool
@@ -46,6 +49,7 @@ def simulated_size(seed: int) -> StorySize:
     return StorySize(
         spread=SpreadSize(32, num_batches=100, num_parts=1, num_prompt_tokens=16, mean_output_tokens=26, seed=seed),
         spreads=("equal", "+-25%", "+-50%", "+-100%", "W2", "W7"),
+        num_door_batches=50,
         pressure=PressureSize(
             num_requests=500,
             num_prompt_tokens=64,
@@ -77,6 +81,7 @@ def real_size(seed: int) -> StorySize:
     return StorySize(
         spread=SpreadSize(8, num_batches=10, num_parts=2, num_prompt_tokens=8, mean_output_tokens=16, seed=seed),
         spreads=("equal", "+-50%", "W2", "W7"),
+        num_door_batches=5,
         pressure=PressureSize(
             num_requests=48,
             num_prompt_tokens=8,
@@ -116,15 +121,17 @@ def virtual_engines(cost: StepCost) -> OpenEngine:
     return open_engine
 
 
-def play_all_spreads(
+def play_batching(
     open_engine: OpenEngine, size: StorySize, cost: StepCost, progress: Progress
-) -> Iterator[SpreadRow]:
-    """Row by row. Both engines are open at the same time and play in turn."""
+) -> tuple[list[SpreadRow], Door]:
+    """Fixed batches against continuous ones. Both engines are open at the same time and play in turn."""
     chosen = [one for one in spreads(size.spread.mean_output_tokens) if one.name in size.spreads]
     config = spread_config(size.spread, chosen)
     static = replace(config, scheduler=replace(config.scheduler, batching="static"))
+    at_the_door = replace(size.spread, num_batches=size.num_door_batches)
     with open_engine(static) as fixed, open_engine(config) as continuous:
-        yield from play_spreads(fixed, continuous, chosen, size.spread, cost, progress)
+        rows = list(play_spreads(fixed, continuous, chosen, size.spread, cost, progress))
+        return rows, play_door(fixed, continuous, chosen[-1], at_the_door, cost, progress)
 
 
 def spread_config(size: SpreadSize, distributions: list[LengthDistribution]) -> EngineConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.simulate.step_cost import StepCost
 from bench.story.checks import Check
+from bench.story.door import Door
 from bench.story.readings import Reading
 from bench.story.spread import PICTURE_BATCHES, Side, SpreadRow, SpreadSize
 from bench.story.study import KnobStudy, Played
@@ -74,6 +75,15 @@ def knob_table(study: KnobStudy, played: Played, reading: Reading) -> list[str]:
     return [*lines, f"-> {reading.text}"]
 
 
+def door_lines(door: Door, reading: Reading) -> list[str]:
+    """The queue at the door."""
+    return [
+        f"The queue at the door: W7, arrivals at {door.load_static:.2f} x what fixed batches take, "
+        f"{door.load_continuous:.2f} x what continuous ones take",
+        f"-> {reading.text}",
+    ]
+
+
 def markdown_table(rows: Iterable[SpreadRow]) -> list[str]:
     """Both tables in one, fixed -> continuous, for a README. Gains: measured, and in brackets what they had to be."""
     heads = (
@@ -111,7 +121,7 @@ def markdown_table(rows: Iterable[SpreadRow]) -> list[str]:
 
 
 def markdown_readings(readings: Iterable[tuple[str, Reading]]) -> list[str]:
-    """A list with a sentence for each knob."""
+    """A list with a sentence for each."""
     return [f"- `{name}`: {reading.text}" for name, reading in readings]
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,15 +79,18 @@ def _tell(
 ) -> dict[str, Any]:
     """Plays and prints one part after the other; returns what goes into the JSON."""
     from bench.story import report
-    from bench.story.experiment import play_all_spreads, studies
+    from bench.story.door import read_door
+    from bench.story.experiment import play_batching, studies
     from bench.story.study import play_study
 
     _print_lines(report.about(size.spread, cost))
-    rows = list(play_all_spreads(open_engine, size, cost, progress))
+    rows, door = play_batching(open_engine, size, cost, progress)
     checks = [check for row in rows for check in row.checks()]
     for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(checks)):
         _print_lines(["", *table])
-    knobs, readings = [], []
+    at_the_door = read_door(door, size.spread.batch_size)
+    _print_lines(["", *report.door_lines(door, at_the_door)])
+    knobs, readings = [], [("queue at the door", at_the_door)]
     for study, read in studies(size, cost):
         played = play_study(open_engine, study, progress, first_again=size.first_again)
         reading = read(played.rows, played.again.result if played.again else None)
@@ -99,6 +103,7 @@ def _tell(
         "passed": all(check.passed for check in checks),
         "checks": [report.check_json(check) for check in checks],
         "spreads": [report.spread_json(row) for row in rows],
+        "door": asdict(door) | {"reading": asdict(at_the_door)},
         "knobs": knobs,
     }
 

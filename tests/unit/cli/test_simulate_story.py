@@ -81,7 +81,7 @@ def test_the_story_is_told_the_same_way_each_time(capsys: pytest.CaptureFixture[
     assert [row["name"] for row in result["spreads"]] == ["equal", "+-50%", "W2", "W7"]
     assert [knob["name"] for knob in result["knobs"]] == ["max_num_seqs", "chunked prefill", "watermark"]
     readings = [line.removeprefix("-> ") for line in lines if line.startswith("->")]
-    assert readings == [knob["reading"]["text"] for knob in result["knobs"]]
+    assert readings == [part["reading"]["text"] for part in (result["door"], *result["knobs"])]
 
 
 def test_the_real_engine_is_held_against_the_given_cost(

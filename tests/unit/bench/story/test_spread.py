@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from bench.simulate.step_cost import H100_8B, StepCost
-from bench.story.experiment import play_all_spreads, real_size, virtual_engines
+from bench.story.experiment import play_batching, real_size, virtual_engines
 from bench.story.spread import SpreadRow
 
 SIZE = replace(real_size(0), spreads=("equal", "+-100%", "W7"))
@@ -15,7 +15,7 @@ def silent(_: str) -> None:
 
 
 def rows(played_at: StepCost, explained_by: StepCost) -> list[SpreadRow]:
-    return list(play_all_spreads(virtual_engines(played_at), SIZE, explained_by, silent))
+    return play_batching(virtual_engines(played_at), SIZE, explained_by, silent)[0]
 
 
 @pytest.mark.parametrize("cost", [H100_8B, CPU_LIKE], ids=lambda cost: cost.name)
