@@ -132,18 +132,25 @@ def draw(distribution: LengthDistribution, num_batches: int, batch_size: int, se
     Each batch, taken alone, is `batch_size` independent answers. Across batches luck is taken out, so that the few
     batches that a slow engine has time for have the right means already: their longest answers are spread evenly over
     the distribution of a longest answer (its share is the `batch_size`-th root of a uniform draw), and the others
-    evenly below; of a few draws of those others, the one whose mean is nearest to the distribution's is taken.
+    evenly below; of a few such draws the one nearest to both means (of all and of the longest) is taken. What a
+    scheduler makes of these lengths is untouched by that.
     """
     source = random.Random(seed)
-    longest = [share ** (1.0 / batch_size) for share in _strata(source, num_batches)]
-    draws = (_below(longest, batch_size, source) for _ in range(_NUM_DRAWS))
+    draws = (_shares(num_batches, batch_size, source) for _ in range(_NUM_DRAWS))
     drawn = ([distribution.at_share(share) for share in shares] for shares in draws)
-    return min(drawn, key=lambda lengths: abs(sum(lengths) / len(lengths) - distribution.mean))
+    longest = distribution.expected_max(batch_size)
+
+    def luck(lengths: list[int]) -> float:
+        tops = [max(lengths[i : i + batch_size]) for i in range(0, len(lengths), batch_size)]
+        return abs(sum(lengths) / len(lengths) / distribution.mean - 1) + abs(sum(tops) / num_batches / longest - 1)
+
+    return min(drawn, key=luck)
 
 
-def _below(longest: list[float], batch_size: int, source: random.Random) -> list[float]:
-    """Shares of all members of all batches, given those of the longest."""
-    others = [_strata(source, len(longest)) for _ in range(batch_size - 1)]
+def _shares(num_batches: int, batch_size: int, source: random.Random) -> list[float]:
+    """Places of all members of all batches in the distribution, 0 to 1."""
+    longest = [share ** (1.0 / batch_size) for share in _strata(source, num_batches)]
+    others = [_strata(source, num_batches) for _ in range(batch_size - 1)]
     shares: list[float] = []
     for number, top in enumerate(longest):
         members = [top, *(column[number] * top for column in others)]
