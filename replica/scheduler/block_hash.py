@@ -10,8 +10,12 @@ show one tenant another's context; free of Python's per-process `hash`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+
+TOKEN_BYTES = 4
 
 _DIGEST_SIZE = 32
 _DOMAIN = b"brimful-kv-1"
@@ -27,18 +31,32 @@ def root_hash(cache_salt: str | None = None, adapter: str | None = None) -> byte
     return digest.digest()
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of one full block after `parent`. Token ids are non-negative and below 2^32."""
-    return blake2b(parent + struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=_DIGEST_SIZE).digest()
+def packed(token_ids: Iterable[int]) -> bytes:
+    """Token ids as 4 bytes each, little-endian. They are non-negative and below 2^32."""
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def block_hash(parent: bytes, token_ids: Iterable[int]) -> bytes:
+    """The hash of one full block after `parent`."""
+    return blake2b(parent + packed(token_ids), digest_size=_DIGEST_SIZE).digest()
+
+
+def extend_chain(chain: list[bytes], root: bytes, block_ids: bytes, block_size: int) -> None:
+    """Append the hashes of these blocks, packed, to a chain that starts after `root`."""
+    parent = chain[-1] if chain else root
+    width = TOKEN_BYTES * block_size
+    for start in range(0, len(block_ids) - width + 1, width):
+        parent = blake2b(parent + block_ids[start : start + width], digest_size=_DIGEST_SIZE).digest()
+        chain.append(parent)
 
 
 def block_hashes(
     token_ids: Sequence[int], block_size: int, cache_salt: str | None = None, adapter: str | None = None
 ) -> tuple[bytes, ...]:
     """The chain of all full blocks of `token_ids`, first block first; a last block that isn't full has no hash."""
-    parent = root_hash(cache_salt, adapter)
-    chain = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = block_hash(parent, token_ids[start : start + block_size])
-        chain.append(parent)
+    chain: list[bytes] = []
+    extend_chain(chain, root_hash(cache_salt, adapter), packed(token_ids), block_size)
     return tuple(chain)

@@ -13,7 +13,7 @@ cached-free block is what makes the prefix cache forget it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 
 class BlockPool:
@@ -50,19 +50,23 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with reference count 1. The caller has checked `num_free`."""
-        assert count <= self.num_free, "took more blocks than are free"
-        from_free = min(count, len(self._free))
-        blocks = [self._free.pop() for _ in range(from_free)]
-        evicted = [self._cached_free.popitem(last=False)[0] for _ in range(count - from_free)]
-        for block in evicted:
-            self._named[block] = 0
-            self.on_evict(block)
-        if evicted:
-            self._poison(evicted)
-            blocks += evicted
+        free = self._free
+        blocks = free[: -count - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
+
+    def _evict(self, count: int) -> list[int]:
+        assert count <= len(self._cached_free), "took more blocks than are free"
+        evicted = [self._cached_free.popitem(last=False)[0] for _ in range(count)]
+        for block in evicted:
+            self._named[block] = 0
+            self.on_evict(block)
+        self._poison(evicted)
+        return evicted
 
     def hold(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these blocks, which hold a cached prefix (held or cached-free)."""
@@ -99,6 +103,10 @@ class BlockPool:
             self._free.append(block)
             self._poison([block])
 
+    def names_exactly(self, blocks: Collection[int]) -> bool:
+        """Whether these blocks, each once, are all that have a name."""
+        return sum(self._named) == len(blocks) and all(map(self._named.__getitem__, blocks))
+
     def is_named(self, block: int) -> bool:
         return bool(self._named[block])
 
@@ -110,13 +118,15 @@ class BlockPool:
             for block in table:
                 counts[block] += 1
         assert counts == self._ref_counts, "reference counts differ from the block tables' entries"
-        free, cached = set(self._free), set(self._cached_free)
+        free, cached, held = set(self._free), self._cached_free, counts.__getitem__
         assert len(free) == len(self._free), "a block is free twice"
-        for block, count in enumerate(counts):
-            states = (count > 0) + (block in free) + (block in cached)
-            assert states == 1, f"block {block} is in {states} states"
-            assert block not in free or not self._named[block], f"free block {block} has a name"
-            assert block not in cached or self._named[block], f"cached-free block {block} has no name"
+        assert free.isdisjoint(cached), "a block is free and cached-free"
+        assert not any(map(held, free)) and not any(map(held, cached)), "a free block is held"
+        lost = counts.count(0) - len(free) - len(cached)
+        assert lost == 0, f"{lost} blocks are neither held nor free"
+        named = self._named.__getitem__
+        assert not any(map(named, free)), "a free block has a name"
+        assert all(map(named, cached)), "a cached-free block has no name"
 
     def _poison(self, blocks: Sequence[int]) -> None:
         if self.on_poison is not None:

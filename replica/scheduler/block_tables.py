@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
 
 from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.prefix_cache import PrefixCache
@@ -28,8 +27,14 @@ class BlockTables:
     def grow(self, seq: Sequence, num_tokens: int) -> None:
         """Make the table hold positions below `num_tokens`. The caller has checked that free blocks suffice."""
         if num_tokens > seq.num_slots:
-            seq.block_table += self.pool.take(self.blocks_for(num_tokens - seq.num_slots))
+            seq.block_table += self.pool.take(-(-(num_tokens - seq.num_slots) // self.block_size))
             seq.hold_slots(len(seq.block_table) * self.block_size)
+
+    def grow_each(self, seqs: list[Sequence]) -> None:
+        """One block more for each. The caller has checked that free blocks suffice."""
+        for seq, block in zip(seqs, self.pool.take(len(seqs)), strict=True):
+            seq.block_table.append(block)
+            seq.hold_slots(seq.num_slots + self.block_size)
 
     def release(self, seq: Sequence) -> None:
         """Give everything back. The plan's columns keep the old list, so the sequence gets a new one."""
@@ -59,10 +64,13 @@ class BlockTables:
     def register_computed(self, seq: Sequence) -> None:
         """Name the blocks that `num_computed` has filled since last time."""
         full = seq.num_computed // self.block_size
-        if self.cache is not None:
-            for i, block in enumerate(islice(seq.block_table, seq.num_hashed, full), seq.num_hashed):
-                self.cache.register(seq.hash_at(i, self.block_size), block)
-        seq.num_hashed = full
+        if full > seq.num_hashed:
+            if self.cache is not None:
+                if len(seq.hashes) < full:
+                    seq.hash_at(full - 1, self.block_size)
+                for i in range(seq.num_hashed, full):
+                    self.cache.register(seq.hashes[i], seq.block_table[i])
+            seq.num_hashed = full
         if seq.num_computed >= seq.input_len:  # before that, every commit is looked at for the first token
             seq.commit_due = min((full + 1) * self.block_size, seq.max_len - 1)
 

@@ -20,11 +20,11 @@ def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now
     Most decode rows only count and append; those are done first, in a loop that does no more.
     """
     state.now_s = now_s
-    plan, tokens = record.plan, result.token_ids
+    plan, rows, tokens = record.plan, record.decodes, result.token_ids
     assert len(tokens) == len(plan), "a result has one token for each row of its plan"
     ends: dict[int, _End] = {}
     silent: set[int] = set()
-    for row in range(len(plan)) if result.failed_rows else _commit_plain_decodes(record, tokens):
+    for row in range(len(plan)) if result.failed_rows else _commit_plain_decodes(state, record, tokens):
         seq = record.seqs[row]
         if seq.status is SequenceStatus.ENDED:
             silent.add(row)
@@ -32,46 +32,50 @@ def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now
             ends[row] = (FinishReason.ERROR, None, result.failed_rows.get(row, "step_failed"))
             state.tables.distrust(seq)
         else:
-            _commit_row(state, record, row)
+            _commit_kv(state, record, row)
             if not plan.samples[row]:
                 silent.add(row)
-            elif (end_of := _append(seq, record.ends[row], tokens[row], now_s)) is not None:
+                continue
+            position, token = record.ends[row], tokens[row]
+            seq.tokens[position] = token
+            if position == seq.input_len:
+                seq.first_token_at_s = now_s
+            if (end_of := _end_of(seq, position, token)) is not None:
                 ends[row] = end_of
+    rows.sampled = tokens[: len(rows)] if len(rows) < len(tokens) else tokens
     if ends:
         end_sequences(state, [record.seqs[row] for row in ends], now_s)
     return _outcome(record, tokens, ends, silent)
 
 
-def _commit_plain_decodes(record: InFlight, tokens: list[int]) -> list[int]:
+def _commit_plain_decodes(state: SchedulerState, record: InFlight, tokens: list[int]) -> list[int]:
     """Commit the rows whose sequence is still in the same stay, fills no block and doesn't end. Returns the others."""
-    others = []
-    n = record.num_decodes
-    columns = zip(range(n), record.seqs, record.ends, record.admissions, tokens, strict=False)
-    for row, seq, end, admission, token in columns:
-        if end >= seq.commit_due or seq.admission != admission or token in seq.stop_ids or token < 0:
+    rows, others = record.decodes, []
+    departed = state.batch.num_departures != record.num_departures
+    columns = zip(
+        rows.seqs, rows.known, rows.ends, rows.commit_due, rows.stop_ids, rows.admissions, tokens, strict=False
+    )
+    for row, (seq, known, end, due, stop_ids, admission, token) in enumerate(columns):
+        if end >= due or token in stop_ids or token < 0 or (departed and seq.admission != admission):
             others.append(row)
         else:
             seq.num_computed = end
-            seq.tokens[end] = token
-    others += range(n, len(record.seqs))
+            known[end] = token
+    others += range(len(rows), len(record.seqs))
     return others
 
 
-def _commit_row(state: SchedulerState, record: InFlight, row: int) -> None:
+def _commit_kv(state: SchedulerState, record: InFlight, row: int) -> None:
     seq, end = record.seqs[row], record.ends[row]
     if seq.admission == record.admissions[row]:
         seq.num_computed = end
         state.tables.register_computed(seq)
+        if row < len(record.decodes):
+            record.decodes.commit_due[row] = seq.commit_due
+            if (newest := state.decode_rows) is not None and newest is not record.decodes:
+                newest.look_again(seq)
     else:
         seq.lost(end)
-
-
-def _append(seq: Sequence, position: int, token: int, now_s: float) -> _End | None:
-    """The token that was pending at this position is known; whether it ends the sequence."""
-    seq.tokens[position] = token
-    if position == seq.input_len:
-        seq.first_token_at_s = now_s
-    return _end_of(seq, position, token)
 
 
 def _end_of(seq: Sequence, position: int, token: int) -> _End | None:
@@ -124,7 +128,7 @@ def roll_back_step(state: SchedulerState, record: InFlight) -> None:
     this one was to end and that runs on now: then the newest admissions go back to the queue.
     """
     plan = record.plan
-    state.batch.version += 1
+    state.decode_rows = None
     state.batch.left = plan.left + [lane for lane in state.batch.left if lane not in plan.left]
     for seq in state.batch.ending.values():
         if seq.lane in plan.left:

@@ -15,47 +15,69 @@ A running sequence that needs a block when none is free takes one by preemption 
 
 from __future__ import annotations
 
-from operator import attrgetter
+from itertools import compress
+from operator import ge
+from typing import TypeVar
 
 from replica.scheduler.admission import admit, somebody_could_enter
+from replica.scheduler.decode_rows import DecodeRows, by_arrival
 from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
 from replica.scheduler.preemption import make_room
 from replica.scheduler.sequence import Sequence, SequenceStatus
 from replica.scheduler.state import InFlight, SchedulerState, StepDraft
 
+_T = TypeVar("_T")
+
 
 def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
     """Plan one step and count it as in flight; None when nothing can be computed now."""
     state.now_s = now_s
-    draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running))
+    wide_before = [seq for seq in state.prefilling if seq.status is SequenceStatus.RUNNING]
+    rows = _decode_rows(state, wide_before)
+    draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running), rows)
+    draft.prefills = sorted([seq for seq in wide_before if seq.gap > 1], key=by_arrival)
     _plan_decodes(state, draft)
     _plan_prefills(state, draft, now_s)
     admit(state, draft, now_s)
     _spend_the_rest(state, draft)
     state.admit_nobody = False
     state.prefilling = draft.prefills
+    state.decode_rows = None
     if not draft.decodes and not draft.chunks:
         return None
+    if draft.decodes is draft.rows.seqs:
+        state.decode_rows = draft.rows
+    else:
+        draft.rows = DecodeRows(draft.decodes)
     record = _seal(state, draft)
     state.in_flight.append(record)
-    state.last_sealed = record
-    _advance(state, draft, record.ends)
+    _advance(state, draft)
     return record
 
 
 def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
-    running = state.batch.running
-    wide = {seq for seq in state.prefilling if seq.status is SequenceStatus.RUNNING and seq.gap > 1}
-    draft.prefills = sorted(wide, key=attrgetter("arrival"))
-    draft.decodes = [seq for seq in running if seq not in wide] if wide else running.copy()
-    del draft.decodes[draft.budget :]  # only after a budget was lowered below what was running
+    rows = draft.rows
+    draft.decodes = rows.seqs[: draft.budget] if len(rows) > draft.budget else rows.seqs  # it may have been lowered
     draft.budget -= len(draft.decodes)
-    draft.due = [seq for seq in draft.decodes if seq.num_scheduled >= seq.plan_due]
-    for seq in draft.due:
-        if seq.num_scheduled < seq.num_slots or seq.status is not SequenceStatus.RUNNING:
-            continue
-        if make_room(state, draft, seq):
-            state.tables.grow(seq, seq.num_scheduled + 1)
+    due = list(compress(range(len(draft.decodes)), map(ge, rows.starts, rows.plan_due)))
+    draft.due = [rows.seqs[row] for row in due]
+    needy = [seq for seq in draft.due if seq.num_scheduled >= seq.num_slots]
+    if len(needy) <= state.tables.pool.num_free:
+        state.tables.grow_each(needy)
+    else:
+        for seq in needy:
+            if seq.status is SequenceStatus.RUNNING and make_room(state, draft, seq):
+                state.tables.grow(seq, seq.num_scheduled + 1)
+    for row, seq in zip(due, draft.due, strict=True):
+        rows.plan_due[row] = seq.plan_due
+
+
+def _decode_rows(state: SchedulerState, wide_before: list[Sequence]) -> DecodeRows:
+    """All running sequences with a gap of 1."""
+    left, state.batch.departed = state.batch.departed, set()
+    if state.decode_rows is None:
+        return DecodeRows([seq for seq in state.batch.running if seq.gap == 1])
+    return state.decode_rows.next(left, [seq for seq in wide_before if seq.gap == 1])
 
 
 def _plan_prefills(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
@@ -75,7 +97,7 @@ def _plan_prefills(state: SchedulerState, draft: StepDraft, now_s: float) -> Non
 
 
 def _spend_the_rest(state: SchedulerState, draft: StepDraft) -> None:
-    for seq in sorted(draft.prefills, key=attrgetter("arrival")):
+    for seq in sorted(draft.prefills, key=by_arrival):
         _extend(state, draft, seq, seq.gap - seq.chunk)
 
 
@@ -90,34 +112,27 @@ def _extend(state: SchedulerState, draft: StepDraft, seq: Sequence, want: int) -
 
 
 def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
-    """The draft as columns. The columns that name rows are the last plan's own lists while the batch is the same: in a
-    long run of decodes nothing about them changes."""
-    decodes, chunks, batch, last = draft.decodes, draft.chunks, state.batch, state.last_sealed
-    rows = decodes + chunks
-    same = last is not None and last.batch_version == batch.version and last.seqs == rows
-    joined = [] if same else _join_lanes(state, rows)
-    starts = last.ends if last and same else [seq.num_scheduled for seq in rows]
-    ends = [start + 1 for start in starts]
-    num_tokens = [1] * len(decodes)
-    samples = [True] * len(decodes)
-    token_ids = [seq.tokens[-1] for seq in decodes]
-    for row, seq in enumerate(chunks, start=len(decodes)):
-        ends[row] = starts[row] + seq.chunk
-        num_tokens.append(seq.chunk)
-        samples.append(seq.gap == seq.chunk)
-        token_ids += seq.tokens[starts[row] : ends[row]]
+    """The draft as columns: the decodes' own, then the chunks."""
+    rows, chunks, batch = draft.rows, draft.chunks, state.batch
+    joined = _join_lanes(state, draft)
     num_recomputed, num_prefill = _count_kinds(draft)
+    sizes = [seq.chunk for seq in chunks]
+    ends = _column(rows.ends, [seq.num_scheduled + seq.chunk for seq in chunks])
+    samples = [True] * len(rows) + [seq.gap == seq.chunk for seq in chunks]
+    token_ids = rows.token_ids.copy() if chunks else rows.token_ids
+    for seq in chunks:
+        token_ids += seq.tokens[seq.num_scheduled : seq.num_scheduled + seq.chunk]
     state.num_steps += 1
     plan = StepPlan(
         step=state.num_steps,
-        seq_ids=last.plan.seq_ids if last and same else [seq.seq_id for seq in rows],
-        lanes=last.plan.lanes if last and same else [seq.lane for seq in rows],
-        starts=starts,
-        num_tokens=num_tokens,
-        block_tables=last.plan.block_tables if last and same else [seq.block_table for seq in rows],
+        seq_ids=_column(rows.seq_ids, [seq.seq_id for seq in chunks]),
+        lanes=_column(rows.lanes, [seq.lane for seq in chunks]),
+        starts=_column(rows.starts, [seq.num_scheduled for seq in chunks]),
+        num_tokens=[1] * len(rows) + sizes,
+        block_tables=_column(rows.block_tables, [seq.block_table for seq in chunks]),
         samples=samples,
-        num_logits=[*map(int, samples)] if chunks else num_tokens,
-        output_index=[len(seq.tokens) - seq.prompt_len for seq in rows],
+        num_logits=[*map(int, samples)] if chunks else [1] * len(rows),
+        output_index=_column(rows.output_index, [seq.num_output_tokens for seq in chunks]),
         token_ids=token_ids,
         joined=joined,
         left=batch.left,
@@ -126,25 +141,32 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         num_recomputed_tokens=num_recomputed,
     )
     batch.left = []
-    admissions = last.admissions if last and same else [seq.admission for seq in rows]
-    return InFlight(plan, rows, len(decodes), ends, admissions, draft.num_running_before, batch.version)
+    admissions = _column(rows.admissions, [seq.admission for seq in chunks])
+    seqs = _column(rows.seqs, chunks)
+    return InFlight(plan, rows, seqs, ends, admissions, draft.num_running_before, batch.num_departures)
 
 
-def _join_lanes(state: SchedulerState, rows: list[Sequence]) -> list[JoinedSequence]:
+def _column(decodes: list[_T], chunks: list[_T]) -> list[_T]:
+    return decodes + chunks if chunks else decodes
+
+
+def _join_lanes(state: SchedulerState, draft: StepDraft) -> list[JoinedSequence]:
     joined = []
-    for seq in [seq for seq in rows if not seq.announced]:
+    decodes = [seq for seq in draft.rows.fresh if not seq.announced]  # a rolled back plan had announced them
+    for seq in decodes + [seq for seq in draft.chunks if not seq.announced]:
         if seq.lane < 0:
             state.batch.take_lane(seq)
         seq.announced = True
         joined.append(JoinedSequence(seq.seq_id, seq.lane, seq.request.sampling, seq.seed, seq.num_output_tokens))
+    if decodes:
+        draft.rows.lanes = [seq.lane for seq in draft.decodes]
     return joined
 
 
 def _count_kinds(draft: StepDraft) -> tuple[int, int]:
     """Tokens recomputed and tokens of inputs in this step; all others are decode tokens."""
-    catching_up = [seq for seq in draft.decodes if seq.num_scheduled < seq.caught_up_at]
     recomputed = prefill = 0
-    for seq in catching_up + draft.chunks:
+    for seq in draft.rows.catching_up + draft.chunks:
         start = seq.num_scheduled
         end = start + (seq.chunk or 1)
         again = max(0, min(end, seq.recomputed_until) - start)
@@ -153,11 +175,12 @@ def _count_kinds(draft: StepDraft) -> tuple[int, int]:
     return recomputed, prefill
 
 
-def _advance(state: SchedulerState, draft: StepDraft, ends: list[int]) -> None:
+def _advance(state: SchedulerState, draft: StepDraft) -> None:
     """Count the planned tokens as scheduled; each row that samples knows one more token, whose value is pending."""
-    for seq, end in zip(draft.decodes, ends, strict=False):
+    rows = draft.rows
+    for seq, known, end in zip(rows.seqs, rows.known, rows.ends, strict=True):
         seq.num_scheduled = end
-        seq.tokens.append(PENDING_TOKEN)
+        known.append(PENDING_TOKEN)
     ending = [seq for seq in draft.due if seq.status is SequenceStatus.RUNNING and len(seq.tokens) >= seq.max_len]
     for seq in draft.chunks:
         seq.num_scheduled += seq.chunk

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from bisect import insort
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
 
+from replica.scheduler.decode_rows import by_arrival
 from replica.scheduler.sequence import Sequence, SequenceStatus
-
-_by_arrival = attrgetter("arrival")
 
 
 class RunningBatch:
     """`running`: may be planned, oldest arrival first. `ending`: their last token is in flight; they hold blocks, but
     their place and lane are free already. `left`: lanes given back that no plan has told the model about yet.
-    `version` changes when a sequence joins, takes a lane or runs again: equal rows are then not the same rows."""
+    `departed`: who has left `running` since a plan last asked. `num_departures` counts who left the batch."""
 
     def __init__(self, num_lanes: int) -> None:
         self.running: list[Sequence] = []
         self.ending: dict[int, Sequence] = {}
         self.left: list[int] = []
-        self.version = 0
+        self.departed: set[Sequence] = set()
+        self.num_departures = 0
         self._num_lanes = num_lanes
         self._free_lanes = list(range(num_lanes))
         heapify(self._free_lanes)
@@ -30,18 +29,17 @@ class RunningBatch:
         return len(self.running) + len(self.ending)
 
     def join(self, seq: Sequence) -> None:
-        self.version += 1
         self._num_admissions += 1
         seq.admission = self._num_admissions
         seq.status = SequenceStatus.RUNNING
-        insort(self.running, seq, key=_by_arrival)
+        insort(self.running, seq, key=by_arrival)
 
     def take_lane(self, seq: Sequence) -> None:
-        self.version += 1
         seq.lane = heappop(self._free_lanes)
 
     def remove(self, leaving: list[Sequence]) -> None:
         """These leave the batch (their new status is the caller's to set)."""
+        self.num_departures += len(leaving)
         still_running = [seq for seq in leaving if self.ending.pop(seq.seq_id, None) is None]
         self._drop(still_running)
         for seq in still_running:
@@ -62,7 +60,6 @@ class RunningBatch:
     def revive(self, seq: Sequence) -> None:
         """The step that was to end it didn't happen: it runs again, in the same stay, and in the same lane unless a
         later plan, rolled back before, gave the lane away (then nothing is in flight that depends on it)."""
-        self.version += 1
         del self.ending[seq.seq_id]
         if seq.lane in self._free_lanes:
             self._free_lanes.remove(seq.lane)
@@ -72,7 +69,7 @@ class RunningBatch:
             seq.lane = -1
             seq.announced = False
         seq.status = SequenceStatus.RUNNING
-        insort(self.running, seq, key=_by_arrival)
+        insort(self.running, seq, key=by_arrival)
 
     def check(self) -> None:
         """Raises AssertionError unless order, status and lanes are consistent."""
@@ -84,6 +81,7 @@ class RunningBatch:
         assert sorted(lanes) == list(range(self._num_lanes)), "lanes are lost or shared"
 
     def _drop(self, seqs: list[Sequence]) -> None:
+        self.departed.update(seqs)
         if len(seqs) == 1:
             self.running.remove(seqs[0])
         elif seqs:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from replica.config import SchedulerConfig
+from replica.errors import SettingError
 from replica.model.api import ModelShape
 from replica.request import GenerationRequest, LoadReport
 from replica.scheduler import invariants
@@ -51,6 +52,8 @@ class Scheduler:
         victim_rule: VictimRule = newest,
     ) -> None:
         check_against_model(config, shape)
+        if check_invariants and not __debug__:
+            raise SettingError("check_invariants", True, "only False under python -O, which leaves all checks out")
         pool = BlockPool(shape.num_blocks)
         cache = PrefixCache(pool) if config.enable_prefix_caching else None
         self._start_config = config
@@ -110,7 +113,7 @@ class Scheduler:
         if seq is None:
             return False
         end_sequences(self._state, [seq], now_s)
-        self._checked()
+        self._checked(f"aborting sequence {seq_id}")
         return True
 
     def expire(self, now_s: float) -> list[int]:
@@ -124,7 +127,7 @@ class Scheduler:
         """The next step, now in flight; None when nothing can be computed (before a commit, perhaps)."""
         assert len(self._state.in_flight) < MAX_PLANS_IN_FLIGHT, "commit or roll back before planning further ahead"
         record = plan_step(self._state, now_s)
-        self._checked()
+        self._checked(f"planning step {self._state.num_steps}")
         return None if record is None else record.plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutcome:
@@ -133,7 +136,7 @@ class Scheduler:
         in_flight = self._state.in_flight
         assert in_flight and in_flight[0].plan.step == plan.step == result.step, "commit plans in order, each once"
         outcome = commit_step(self._state, in_flight.pop(0), result, now_s)
-        self._checked()
+        self._checked(f"committing step {plan.step}")
         return outcome
 
     def rollback(self, plan: StepPlan) -> None:
@@ -144,7 +147,7 @@ class Scheduler:
             return
         while in_flight and in_flight[-1].plan.step >= plan.step:
             roll_back_step(self._state, in_flight.pop())
-        self._checked()
+        self._checked(f"rolling back step {plan.step}")
 
     def preempt_newest(self) -> bool:
         """Make the batch smaller by one, for a step that ran out of memory; the next plan admits nobody. False when
@@ -154,7 +157,7 @@ class Scheduler:
             return False
         preempt(self._state, victim)
         self._state.admit_nobody = True
-        self._checked()
+        self._checked("preempting the newest")
         return True
 
     def set_budgets(self, **changes: Any) -> None:
@@ -240,9 +243,14 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the state contradicts itself. Costs O(blocks + sequences)."""
+        """Raises AssertionError when the state contradicts itself. Costs O(blocks + sequences); `invariants.py` says
+        how much."""
         invariants.check(self._state)
 
-    def _checked(self) -> None:
+    def _checked(self, after: str) -> None:
+        """With `check_invariants`: raises InvariantBroken, which says what is broken, and after what."""
         if self._check_always:
-            invariants.check(self._state)
+            try:
+                invariants.check(self._state)
+            except AssertionError as error:
+                raise invariants.InvariantBroken(f"{error}, after {after}") from error

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import cast
 
 from replica.request import GenerationRequest
-from replica.scheduler.block_hash import block_hash, root_hash
+from replica.scheduler.block_hash import extend_chain, packed, root_hash
 
 
 class SequenceStatus(Enum):
@@ -112,7 +112,7 @@ class Sequence:
         self.is_small = is_small
         self.aged_priority = 0.0
         priors = request.prior_output_ids
-        self.tokens = [*request.prompt_ids, *priors] if priors else cast("list[int]", request.prompt_ids)
+        self.tokens = cast("list[int]", request.prompt_ids + priors if priors else request.prompt_ids)
         self.prompt_len = len(request.prompt_ids)
         self.input_len = len(self.tokens)
         self.max_len = max_len
@@ -153,11 +153,12 @@ class Sequence:
 
     def hash_at(self, block_index: int, block_size: int) -> bytes:
         """The chain hash of the block_index-th full block of known tokens; computed once, in order."""
-        while len(self.hashes) <= block_index:
-            parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
-            start = len(self.hashes) * block_size
-            self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
-        return self.hashes[block_index]
+        hashes = self.hashes
+        if len(hashes) <= block_index:
+            root = b"" if hashes else root_hash(self.request.cache_salt)
+            blocks = self.tokens[len(hashes) * block_size : (block_index + 1) * block_size]
+            extend_chain(hashes, root, packed(blocks), block_size)
+        return hashes[block_index]
 
     def own_tokens(self) -> None:
         """It takes a place and will append."""

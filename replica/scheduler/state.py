@@ -10,6 +10,7 @@ from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
 from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.block_tables import BlockTables
+from replica.scheduler.decode_rows import DecodeRows
 from replica.scheduler.plan import StepPlan
 from replica.scheduler.running_batch import RunningBatch
 from replica.scheduler.sequence import Sequence
@@ -35,28 +36,28 @@ class InFlight:
     """A plan that is neither committed nor rolled back, with what its rows were when it was made.
 
     `ends[i]`: known tokens of row i when its chunk is done. `admissions[i]`: the stay that the row belongs to.
-    `num_running_before`: running sequences when the plan was begun. `batch_version`: of the running batch, when the
-    plan was sealed. The first `num_decodes` rows have one token and sample.
+    `num_running_before`: running sequences when the plan was begun. `num_departures`: of the running batch, when the
+    plan was sealed. The first rows of the plan are the `decodes`.
     """
 
     plan: StepPlan
+    decodes: DecodeRows
     seqs: list[Sequence]
-    num_decodes: int
     ends: list[int]
     admissions: list[int]
     num_running_before: int
-    batch_version: int
+    num_departures: int
 
 
 @dataclass(slots=True)
 class SchedulerState:
     """`config` is the live one: budgets may lie below those it started with. `blocked_by`: what stopped the last
     admission pass, None when nothing was left waiting. `live`: all that haven't ended; `ended`: those that have, until
-    they are forgotten. `last_sealed`: the newest plan, whose unchanging columns the next one reuses. `prefilling`: all
-    running sequences with a gap above 1 are among these, the others had one at the last plan. `refilling`: the fixed
-    batch of `batching = static` still takes members. `admit_nobody`: the next plan only, and while anything runs.
-    `now_s`: the time of the last plan or commit, which is when those between them happen that are told no time
-    (preemption, rollback)."""
+    they are forgotten. `decode_rows`: of the newest plan, which the next one carries on; None: look at every sequence.
+    `prefilling`: all running sequences with a gap above 1 are among these, the others had one at the last plan.
+    `refilling`: the fixed batch of `batching = static` still takes members. `admit_nobody`: the next plan only, and
+    while anything runs. `now_s`: the time of the last plan or commit, which is when those between them happen that are
+    told no time (preemption, rollback)."""
 
     config: SchedulerConfig
     shape: ModelShape
@@ -68,7 +69,7 @@ class SchedulerState:
     ended: dict[int, Sequence] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     in_flight: list[InFlight] = field(default_factory=list)
-    last_sealed: InFlight | None = None
+    decode_rows: DecodeRows | None = None
     prefilling: list[Sequence] = field(default_factory=list)
     blocked_by: BlockedBy | None = None
     admit_nobody: bool = False
@@ -80,13 +81,15 @@ class SchedulerState:
 
 @dataclass(slots=True)
 class StepDraft:
-    """A plan being made. `budget`: tokens not given out yet. `decodes`: rows of one token (their `chunk` stays 0);
+    """A plan being made. `budget`: tokens not given out yet. `rows`: all running sequences with a gap of 1;
+    `decodes`: those that get their token (their `chunk` stays 0), the same list unless somebody doesn't;
     `chunks`: rows of `chunk` tokens. `prefills`: all in the batch whose gap is, or was on admission, wider than that;
     some may get nothing. `due`: decodes that take a block or get their last token. `preempted`: somebody gave blocks
     back in this step. `growth`: blocks that the decodes will take in so many steps, once asked for."""
 
     budget: int
     num_running_before: int
+    rows: DecodeRows
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Sequence] = field(default_factory=list)
     prefills: list[Sequence] = field(default_factory=list)
@@ -110,4 +113,4 @@ class StepDraft:
             self.chunks.remove(seq)
         elif seq in self.decodes:
             self.budget += 1
-            self.decodes.remove(seq)
+            self.decodes = [decode for decode in self.decodes if decode is not seq]

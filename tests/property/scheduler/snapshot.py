@@ -70,16 +70,14 @@ def state_key(world: World) -> Hashable:
     """Equal for two worlds that can't be told apart by anything that is still to come."""
     state = world.scheduler._state
     labels = _Labels(world)
-    batch, waiting, last = state.batch, state.waiting, state.last_sealed
+    batch, waiting = state.batch, state.waiting
     return (
         tuple(_sequence(world, seq, labels) for seq in state.live.values()),
         frozenset(book.request.request_id for book in world.ledger.books.values()),
         tuple(_in_flight(record) for record in state.in_flight),
         tuple(seq.request.request_id for seq in batch.ending.values()),
         tuple(batch.left),
-        last is not None
-        and last.batch_version == batch.version
-        and tuple(seq.seq_id in state.live for seq in last.seqs),
+        state.decode_rows is not None,
         (state.admit_nobody, state.refilling, world.now_s),
         tuple(labels.of(block) for block in state.tables.pool._cached_free),
         tuple(seq.request.request_id for seq in waiting._not_overtaken if seq.status is SequenceStatus.WAITING),

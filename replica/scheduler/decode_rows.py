@@ -1,0 +1,101 @@
+"""The sequences that decode, as columns that are carried from one plan to the next.
+
+A decode that goes on changes by counting: its start is the last plan's end, its token the one sampled there. So a plan
+takes the last one's columns, drops who left, inserts who closed its prompt, and looks at a sequence only when its
+position reaches the one at which something is due: a block, a full block's name, its last token. Reading 1,024 objects
+that lie all over the memory would cost several times more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import attrgetter
+from typing import Any
+
+from replica.scheduler.plan import PENDING_TOKEN
+from replica.scheduler.sequence import Sequence
+
+by_arrival = attrgetter("arrival")
+
+_COLUMNS = (
+    *("seqs", "seq_ids", "lanes", "admissions", "block_tables", "known", "stop_ids", "plan_due", "commit_due"),
+    *("starts", "output_index", "token_ids"),
+)
+
+
+class DecodeRows:
+    """Sequences with a gap of 1, oldest first; row i of every column is the same sequence. Plans share columns, so a
+    change of membership changes copies; only `plan_due` and `commit_due` are kept up to date in place.
+
+    `starts`: the position that the plan computes; `token_ids`: the token there; `admissions`: the stay that the row
+    belongs to; `known`: the sequence's own list of tokens. `fresh`: sequences that weren't in the plan before.
+    `catching_up`: those whose positions still are input or recomputed. `sampled`: by the step, None before its commit.
+    """
+
+    __slots__ = (*_COLUMNS, "catching_up", "ends", "fresh", "sampled")
+
+    def __init__(self, seqs: list[Sequence]) -> None:
+        self.seqs = seqs
+        self.seq_ids = [seq.seq_id for seq in seqs]
+        self.lanes = [seq.lane for seq in seqs]
+        self.admissions = [seq.admission for seq in seqs]
+        self.block_tables = [seq.block_table for seq in seqs]
+        self.known = [seq.tokens for seq in seqs]
+        self.stop_ids = [seq.stop_ids for seq in seqs]
+        self.plan_due = [seq.plan_due for seq in seqs]
+        self.commit_due = [seq.commit_due for seq in seqs]
+        self.starts = [seq.num_scheduled for seq in seqs]
+        self.ends = [start + 1 for start in self.starts]
+        self.output_index = [seq.num_output_tokens for seq in seqs]
+        self.token_ids = [seq.tokens[-1] for seq in seqs]
+        self.catching_up = [seq for seq in seqs if seq.num_scheduled < seq.caught_up_at]
+        self.fresh = seqs
+        self.sampled: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def next(self, left: set[Sequence], closed: list[Sequence]) -> DecodeRows:
+        """The rows of the plan after this one: without those who `left` the batch, with those who have `closed` their
+        prompt. All others must have been planned and advanced."""
+        rows = DecodeRows.__new__(DecodeRows)
+        rows.seqs, rows.seq_ids, rows.lanes, rows.admissions = self.seqs, self.seq_ids, self.lanes, self.admissions
+        rows.block_tables, rows.known, rows.stop_ids = self.block_tables, self.known, self.stop_ids
+        rows.plan_due, rows.commit_due = self.plan_due, self.commit_due
+        rows.starts = self.ends
+        rows.output_index = [index + 1 for index in self.output_index]
+        rows.token_ids = [PENDING_TOKEN] * len(self) if self.sampled is None else self.sampled
+        rows.catching_up = self.catching_up
+        if self.catching_up:
+            rows.catching_up = [s for s in self.catching_up if s not in left and s.num_scheduled < s.caught_up_at]
+        rows.fresh = closed
+        rows.sampled = None
+        if left or closed:
+            rows._change(left, closed)
+        rows.ends = [start + 1 for start in rows.starts]
+        return rows
+
+    def look_again(self, seq: Sequence) -> None:
+        """What is due for this sequence has changed."""
+        place = self._place(seq)
+        if self.seqs[place : place + 1] == [seq]:
+            self.commit_due[place] = seq.commit_due
+
+    def _place(self, seq: Sequence) -> int:
+        return bisect_left(self.seqs, seq.arrival, key=by_arrival)
+
+    def _change(self, left: set[Sequence], closed: list[Sequence]) -> None:
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name).copy())
+        columns: list[list[Any]] = [getattr(self, name) for name in _COLUMNS]
+        for seq in left:
+            place = self._place(seq)
+            if self.seqs[place : place + 1] == [seq]:
+                for column in columns:
+                    del column[place]
+        new = DecodeRows(closed)
+        for row, seq in enumerate(closed):
+            place = self._place(seq)
+            for name, column in zip(_COLUMNS, columns, strict=True):
+                column.insert(place, getattr(new, name)[row])
+        self.catching_up = self.catching_up + new.catching_up
