@@ -14,28 +14,31 @@ from replica.request import FinishReason, GenerationRequest, SamplingParams
 
 NEVER_S = 1e9
 BATCHES = 6
-"""So many times `max_num_seqs` requests are played: the middle of the run is long enough to be steady."""
+MIN_PROBES = 64
+
+
+def num_probes(settings: ClusterSettings) -> int:
+    """So many requests make a run whose middle is steady: `BATCHES` times what runs at once."""
+    return max(MIN_PROBES, BATCHES * settings.scheduler.max_num_seqs)
 
 
 def capacity(settings: ClusterSettings, trace: Trace, progress: Callable[[int, int], None]) -> float:
-    """Requests per second of one replica while its queue is never empty, on this trace's lengths.
+    """Requests per second of one replica while its queue is never empty, on these requests (see `num_probes`).
 
-    The trace's first requests are all present; counted is from the first quarter of them that ended to the first
-    three quarters, so that neither filling nor draining the batch shows. Requests that can never fit don't count.
-    `progress(ended, all)`.
+    All of them are present; counted is from the first quarter of them that ended to the first three quarters, so that
+    neither filling nor draining the batch shows. Requests that can never fit don't count. `progress(ended, all)`.
     """
-    num_probes = min(len(trace), max(64, BATCHES * settings.scheduler.max_num_seqs))
     config = replace(
         settings.scheduler, max_num_queued_seqs=2**31, max_num_queued_tokens=2**62, queue_timeout_s=NEVER_S
     )
     replica = SimulatedReplica(config, settings.shape, settings.cost, StepTotals())
     prompts = Prompts(trace, settings.shape.vocab_size)
-    for number in range(num_probes):
+    for number in range(len(trace)):
         sampling = SamplingParams(max_tokens=trace.output_tokens[number], temperature=0.0, seed=0, ignore_eos=True)
         replica.submit(number, GenerationRequest("", prompts.lazy(number), sampling), 0.0)
     while not replica.is_idle:
         replica.step()
-        progress(len(replica.ended), num_probes)
+        progress(len(replica.ended), len(trace))
     ends_s = [request.end_s for request in replica.ended if request.reason is FinishReason.LENGTH]
     if not ends_s:
         return 0.0

@@ -21,7 +21,7 @@ from bench.simulate.front import Front
 from bench.simulate.outcome import Outcome
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.shard import LocalShard, News, Sent, Shard
-from bench.simulate.shard_process import RemoteShard
+from bench.simulate.shard_process import RemoteShard, collections_paused
 from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
 
@@ -40,6 +40,11 @@ def simulate_cluster(settings: ClusterSettings, trace: Trace, progress: Callable
 
     Raises `RuntimeError` when a worker process fails.
     """
+    with collections_paused():
+        return _simulate(settings, trace, progress)
+
+
+def _simulate(settings: ClusterSettings, trace: Trace, progress: Callable[[Pace], None]) -> Outcome:
     front = Front(settings, trace)
     if settings.num_workers == 1:
         return _play(settings, front, [LocalShard(settings, trace, 0, settings.num_replicas)], progress)

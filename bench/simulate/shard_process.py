@@ -6,6 +6,8 @@ import gc
 import resource
 import signal
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -61,6 +63,18 @@ class RemoteShard:
         return answer
 
 
+@contextmanager
+def collections_paused() -> Iterator[None]:
+    """Nothing that a simulation makes is in a reference cycle: a collection only walks millions of live objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def peak_rss_bytes() -> int:
     """The most memory that this process ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -71,13 +85,10 @@ def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int
     try:
         shard = LocalShard(settings, trace, first, last)
         pipe.send(shard.finish())
-        # Nothing that a simulation makes is in a reference cycle: collections would only walk millions of live objects.
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        while (order := pipe.recv()) is not None:
-            shard.begin(*order)
-            pipe.send(shard.finish())
+        with collections_paused():
+            while (order := pipe.recv()) is not None:
+                shard.begin(*order)
+                pipe.send(shard.finish())
         pipe.send((shard.close(), peak_rss_bytes()))
     except (EOFError, BrokenPipeError):
         return

@@ -38,7 +38,7 @@ def _own_flags() -> list[tuple[str, Any, Any, str]]:
         ("shape", str, "W2", "lengths and arrivals: " + ", ".join(_shape_names())),
         ("num_requests", int, 1000, "requests in the trace"),
         ("rate", float, None, "requests per second, all replicas together"),
-        ("load", float, None, f"rate as a share of what the replicas can do [default: {DEFAULT_LOAD}]"),
+        ("load", float, None, f"rate as a share of what the replicas do with full queues [default: {DEFAULT_LOAD}]"),
         ("all_present", bool, False, "all requests are there at time 0"),
         ("length_scale", int, 1, "divide all lengths by this"),
         ("replicas", int, 1, "replicas"),
@@ -160,7 +160,7 @@ def _check(given: dict[str, Any]) -> None:
 
 def _trace(given: dict[str, Any], settings: ClusterSettings, console: Console) -> tuple[Trace, dict[str, Any]]:
     """The trace at its rate, and what is known of the rate."""
-    from bench.simulate.capacity import capacity
+    from bench.simulate.capacity import capacity, num_probes
     from bench.traces.generate import generate
 
     console.doing(f"drawing {given['num_requests']:,} requests of {given['shape']}")
@@ -177,7 +177,8 @@ def _trace(given: dict[str, Any], settings: ClusterSettings, console: Console) -
             console.doing(f"measuring the capacity of one replica: {num_ended * 100 // num_all} %")
 
     share = DEFAULT_LOAD if given["load"] is None else given["load"]
-    per_replica = capacity(settings, trace, progress)
+    probes = generate(given["shape"], num_probes(settings), given["seed"]).scaled(given["length_scale"])
+    per_replica = capacity(settings, probes, progress)
     if not per_replica:
         raise SettingError("--load", share, "no request of the trace fits into a replica")
     rate = share * per_replica * settings.num_replicas
