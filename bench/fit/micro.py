@@ -47,12 +47,14 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Equal steps of one benchmark: what they computed, their number, their median time."""
+    """Equal steps of one benchmark: what they computed, their number, their median time; `noise` is how far a step
+    is from it, in the middle of the others (median absolute deviation), as a share of it."""
 
     benchmark: str
     work: StepWork
     num_samples: int
     seconds: float
+    noise: float = 0.0
 
 
 def decode(width: int, context: int, limits: SchedulerConfig, num_tokens: int = 6) -> Benchmark:
@@ -84,6 +86,11 @@ def micro_benchmarks(limits: SchedulerConfig, max_model_len: int) -> list[Benchm
     return [benchmark for benchmark in found if max(map(sum, benchmark.requests)) <= max_model_len]
 
 
+def _point(name: str, work: StepWork, times: list[float]) -> Point:
+    middle = median(times)
+    return Point(name, work, len(times), middle, median(abs(seconds - middle) for seconds in times) / middle)
+
+
 class MicroBenchmarks:
     """Runs benchmarks on an engine that is otherwise idle. Prompts are random and never repeat, so that the prefix
     cache finds nothing; `seed` is theirs."""
@@ -106,7 +113,7 @@ class MicroBenchmarks:
                 for work, seconds in self._run(benchmark):
                     taken[benchmark.name, work].append(seconds)
         order = {benchmark.name: place for place, benchmark in enumerate(listed)}
-        points = [Point(name, work, len(times), median(times)) for (name, work), times in taken.items()]
+        points = [_point(name, work, times) for (name, work), times in taken.items()]
         return sorted(points, key=lambda point: (order[point.benchmark], point.work))
 
     def _run(self, benchmark: Benchmark) -> Iterator[tuple[StepWork, float]]:

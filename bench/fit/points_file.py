@@ -24,7 +24,13 @@ class PointsFile:
 
     def save(self, path: Path) -> None:
         rows = [
-            {"benchmark": point.benchmark, **point.work._asdict(), "n": point.num_samples, "seconds": point.seconds}
+            {
+                "benchmark": point.benchmark,
+                **point.work._asdict(),
+                "n": point.num_samples,
+                "seconds": point.seconds,
+                "noise": point.noise,
+            }
             for point in self.points
         ]
         lines = ",\n    ".join(json.dumps(row) for row in rows)
@@ -50,7 +56,7 @@ def _point(row: dict[str, Any]) -> Point:
     seconds = float(row["seconds"])
     if not 0 < seconds < math.inf or min(work) < 0:
         raise ValueError("a step takes time and has no negative work")
-    return Point(str(row["benchmark"]), work, int(row["n"]), seconds)
+    return Point(str(row["benchmark"]), work, int(row["n"]), seconds, float(row.get("noise", 0.0)))
 
 
 def listed(points: Sequence[Point]) -> str:

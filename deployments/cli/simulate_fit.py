@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,7 +66,9 @@ def fit(
     chosen.cost.save(cost_path)
     for line in (*points_table(measured.points, chosen), "", *cost_table(chosen.cost)):
         print(line)
-    print(f"{listed(measured.points)}; error: median {chosen.median:.1%}, rms {chosen.rms:.1%}")
+    noise = median(point.noise for point in measured.points)
+    print(f"{listed(measured.points)}; equal steps differ by {noise:.1%} from their median")
+    print(f"error: median {chosen.median:.1%}, rms {chosen.rms:.1%}")
     print(f"the other form ({'with' if other.cost.token_curve else 'without'} a curve): rms {other.rms:.1%}")
     print(f"written: {cost_path}")
     result = {
@@ -73,6 +76,7 @@ def fit(
         "cost": asdict(chosen.cost),
         "num_points": len(measured.points),
         "num_steps": sum(point.num_samples for point in measured.points),
+        "noise": noise,
         "median_error": chosen.median,
         "rms_error": chosen.rms,
         "other_form_rms_error": other.rms,

@@ -38,12 +38,13 @@ def test_rounds_of_the_same_benchmark_make_the_same_points_with_more_samples() -
 
 
 def test_a_point_has_the_median_of_its_steps() -> None:
-    slow = iter([1.0, 1.0, 9.0, 1.0])
+    slow = iter([1.0, 1.0, 9.0, 1.5])
     points = MicroBenchmarks(engine(lambda plan: next(slow))).measure(
         [decode(1, 16, LIMITS, 4)], range(1), lambda *_: None
     )
     assert [p.num_samples for p in points] == [3]
-    assert points[0].seconds == pytest.approx(1.0)
+    assert points[0].seconds == pytest.approx(1.5)
+    assert points[0].noise == pytest.approx(0.5 / 1.5)
 
 
 def test_every_step_of_every_benchmark_is_explained_by_its_plan() -> None:
