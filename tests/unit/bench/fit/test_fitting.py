@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.fit import fitting
 from bench.fit.fitting import errors_of, fit_cost, nonnegative_least_squares, speed_of
 from bench.fit.micro import MicroBenchmarks, Point, micro_benchmarks
-from bench.simulate.step_cost import StepCost, StepWork
+from bench.fit.points_file import PointsFile
+from bench.simulate.step_cost import StepCost, StepWork, load_cost
 from replica.errors import SettingError
 from replica.scheduler.plan import StepPlan
 from tests.unit.bench.fit.engines import CURVED, LINEAR, engine
@@ -94,3 +97,11 @@ def test_points_that_are_all_alike_cant_be_fitted() -> None:
     point = Point("a", StepWork(0, 1, 16, 0.0, 0), 1, 1.0)
     with pytest.raises(SettingError, match="at least two that differ"):
         fit_cost([point, point], 16, "x", "y")
+
+
+def test_the_committed_preset_is_what_its_committed_points_give() -> None:
+    preset = load_cost("cpu-smollm2")
+    measured_there = PointsFile.load(Path(fitting.__file__).parent / "points" / "cpu-smollm2.json")
+    fit, _ = fit_cost(measured_there.points, measured_there.kv_granule_tokens, preset.name, measured_there.source)
+    assert errors_of(preset, measured_there.points) == pytest.approx(fit.errors, abs=1e-6)
+    assert preset.source == measured_there.source
