@@ -19,8 +19,8 @@ class ClusterSettings:
     """All replicas are alike, and so are all routers; request i comes to router i modulo `num_routers`.
 
     `network_delay_s`: one way, from a router to a replica or back. `report_delay_s`: what a replica has to say is so
-    much older, beside the network, when a router learns of it (at least 1 ms); a replica reports at most every half of
-    both delays together. `num_workers`: processes that step the replicas (1: this one); it changes nothing in the
+    much older, beside the network, when a router learns of it (at least 1 ms); a busy replica reports at most every half
+    of both delays together. `num_workers`: processes that step the replicas (1: this one); it changes nothing in the
     result. `seed`: of the routers' random choices.
     """
 
@@ -60,6 +60,6 @@ class ClusterSettings:
         return self.network_delay_s + self.report_delay_s
 
     @property
-    def window_s(self) -> float:
-        """Replicas and routers can be half of the way back ahead of each other: see `cluster.py`."""
+    def report_every_s(self) -> float:
+        """A busy replica reports at most so often: more would change little about news that is this old."""
         return self.back_s / 2

@@ -1,8 +1,8 @@
 """A part of the cluster's replicas, stepped one window of time at a time; knows nothing of other shards or routers.
 
-A replica reports at the first step boundary that is `window_s` or more after its last report, at the first one after
-it was idle, whenever it falls idle, and every `IDLE_REPORT_S` while it is (a live replica's sign of life). A report
-carries who was accepted and who ended since the one before, as a live replica's streams do.
+A replica reports at the first step boundary that is `report_every_s` or more after its last report, at the first one
+after it was idle, whenever it falls idle, and every `IDLE_REPORT_S` while it is (a live replica's sign of life). A
+report carries who was accepted and who ended since the one before, as a live replica's streams do.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LocalShard:
     def __init__(self, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
         self._prompts = Prompts(trace, settings.shape.vocab_size)
         self._output_tokens = trace.output_tokens
-        self._window_s = settings.window_s
+        self._report_every_s = settings.report_every_s
         self._first = first
         self._totals = StepTotals()
         self._tells_prefixes = settings.router.all_weights["prefix_affinity"] > 0
@@ -127,7 +127,7 @@ class LocalShard:
             replica.step()
             member.is_idle = not replica.scheduler.has_work
             if member.is_idle or replica.now_s >= member.due_s:
-                self._report(member, replica.now_s, IDLE_REPORT_S if member.is_idle else self._window_s)
+                self._report(member, replica.now_s, IDLE_REPORT_S if member.is_idle else self._report_every_s)
         if member.is_idle:
             self._stay_idle(member, until_s)
 

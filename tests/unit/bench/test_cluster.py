@@ -62,6 +62,15 @@ def test_the_result_does_not_depend_on_the_number_of_processes() -> None:
     assert alone["num_finished"] == 60
 
 
+def test_nothing_comes_late_in_the_widest_window() -> None:
+    """Narrower windows hand everything over sooner and change nothing; in wider ones news is missed."""
+    trace = generate("W2", 80, 1, 60.0).scaled(8)
+    settings = replace(SETTINGS, num_replicas=4)
+    widest = found(play(settings, trace))
+    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.back_s / 7)) == widest
+    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.back_s * 2)) != widest
+
+
 def test_the_same_seed_gives_the_same_result_and_another_one_other_choices() -> None:
     trace = generate("W2", 100, 1, 60.0).scaled(8)
     settings = replace(SETTINGS, num_replicas=4)
