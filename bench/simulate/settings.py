@@ -19,9 +19,8 @@ class ClusterSettings:
     """All replicas are alike, and so are all routers; request i comes to router i modulo `num_routers`.
 
     `network_delay_s`: one way, from a router to a replica or back. `report_delay_s`: what a replica has to say is so
-    much older, beside the network, when a router learns of it (at least 1 ms); a busy replica reports at most every half
-    of both delays together. `num_workers`: processes that step the replicas (1: this one); it changes nothing in the
-    result. `seed`: of the routers' random choices.
+    much older, beside the network, when a router learns of it (at least 1 ms). `num_workers`: processes that step the
+    replicas (1: this one); it changes nothing in the result. `seed`: of the routers' random choices.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
