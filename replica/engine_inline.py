@@ -63,8 +63,8 @@ class InlineClient:
             for batch in commands:
                 self._engine.apply(batch)
             update = self._engine.step() if self._engine.has_work else self._engine.idle_update()
-        except Exception:  # noqa: BLE001 - as in the worker: the engine says that it is dead
-            _log.exception("the engine is dead")
+        except Exception as error:  # noqa: BLE001 - as in the worker: the engine says that it is dead
+            _log.exception("the engine is dead: %s", error)
             self._on_update(self._engine.fail_all(EngineDead("the engine of this replica failed")))
             self.kill("the engine of this replica failed")
             return

@@ -139,22 +139,28 @@ def run_loop(engine: Engine, channel: Channel) -> None:
     update = engine.idle_update()
     while True:
         channel.post(update)
-        for commands in channel.receive(_pause_s(engine, update)):
-            if not isinstance(commands, EngineCommands):
-                raise TypeError(f"expected EngineCommands, got {type(commands).__name__}")
-            try:
-                engine.apply(commands)
-            except SettingError as error:
-                _log.warning("budgets not changed: %s", error.message)
-            if commands.shutdown:
-                return
+        batches = channel.receive(_pause_s(engine, update))
         try:
+            for commands in batches:
+                if not _apply(engine, commands):
+                    return
             update = engine.step() if engine.has_work else engine.idle_update()
-        except Exception:  # noqa: BLE001 - the engine says that it is dead, then dies
-            _log.exception("the engine is dead")
+        except Exception as error:  # noqa: BLE001 - the engine says that it is dead, then dies
+            _log.exception("the engine is dead: %s", error)
             dead = EngineDead("the engine of this replica failed")
             channel.post(engine.fail_all(dead))
             _fail(channel, dead.info())
+
+
+def _apply(engine: Engine, commands: object) -> bool:
+    """Whether to go on after one batch of orders."""
+    if not isinstance(commands, EngineCommands):
+        raise TypeError(f"expected EngineCommands, got {type(commands).__name__}")
+    try:
+        engine.apply(commands)
+    except SettingError as error:
+        _log.warning("budgets not changed: %s", error.message)
+    return not commands.shutdown
 
 
 def _pause_s(engine: Engine, update: EngineUpdate) -> float:

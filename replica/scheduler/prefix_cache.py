@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import eq
 
 from replica.scheduler.block_pool import BlockPool
 
@@ -72,9 +73,10 @@ class PrefixCache:
 
     def check(self) -> None:
         """Raises AssertionError unless both directions agree with each other and with the pool."""
-        assert {block: content for content, block in self._block_of.items()} == self._hash_of
-        for block in range(self._pool.num_blocks):
-            assert self._pool.is_named(block) == (block in self._hash_of), f"block {block}: name and flag differ"
+        names, blocks = map(self._hash_of.get, self._block_of.values()), self._hash_of
+        assert len(blocks) == len(self._block_of), "blocks and names differ in number"
+        assert all(map(eq, names, self._block_of)), "a block has another name than the one that leads to it"
+        assert self._pool.names_exactly(blocks), "the pool takes other blocks for named"
 
 
 def _take(changes: dict[bytes, None], limit: int) -> tuple[bytes, ...]:

@@ -29,7 +29,7 @@ from replica.scheduler.commit import commit_step, end_sequences, roll_back_step
 from replica.scheduler.intake import check_queue, check_request, make_sequence
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
 from replica.scheduler.planning import plan_step
-from replica.scheduler.preemption import choose_victim, newest, preempt
+from replica.scheduler.preemption import may_lose, newest, newest_mid_prefill, preempt
 from replica.scheduler.prefix_cache import PrefixCache
 from replica.scheduler.running_batch import RunningBatch
 from replica.scheduler.sequence import SequenceStatus
@@ -49,7 +49,7 @@ class Scheduler:
         shape: ModelShape,
         *,
         check_invariants: bool = False,
-        victim_rule: VictimRule = newest,
+        victim_rule: VictimRule = newest_mid_prefill,
     ) -> None:
         check_against_model(config, shape)
         if check_invariants and not __debug__:
@@ -152,10 +152,10 @@ class Scheduler:
     def preempt_newest(self) -> bool:
         """Make the batch smaller by one, for a step that ran out of memory; the next plan admits nobody. False when
         at most one sequence runs."""
-        victim = choose_victim(self._state)
-        if victim is None:
+        candidates = may_lose(self._state.batch.running, self.config.policy)
+        if not candidates:
             return False
-        preempt(self._state, victim)
+        preempt(self._state, newest(candidates, self._state.tables.pool))
         self._state.admit_nobody = True
         self._checked("preempting the newest")
         return True

@@ -114,7 +114,9 @@ class WaitingQueue:
         """Raises AssertionError unless everyone who waits is in one of the two orders, once."""
         entries = [*self._in_order, *self._parked]
         valid = [seq.seq_id for _, ticket, seq in entries if ticket == seq.ticket]
-        assert sorted(valid) == sorted([*self.fresh, *self.returned]), "a waiting sequence is lost"
+        assert len(valid) == len(self) and set(valid) == self.fresh.keys() | self.returned.keys(), (
+            "a waiting sequence is lost, or has two places"
+        )
         assert self.num_fresh_tokens == sum(seq.input_len for seq in self.fresh.values())
         waiting = [*self.fresh.values(), *self.returned.values()]
         assert self.num_parked == sum(seq.parked for seq in waiting)

@@ -50,6 +50,7 @@ class SmallWorld:
     block_size: int = 2
     max_model_len: int = 100
     plans_ahead: int = 2
+    aborts: bool = True
     rolls_back: bool = False
     ticks: int = 0
     tick_s: float = 10.0
@@ -71,8 +72,8 @@ class SmallWorld:
             rows = [r for r, s in enumerate(plan.samples) if s and world.ledger.books[plan.seq_ids[r]].end is None]
             for mask in range(1 << len(rows)):
                 yield Action("commit", tuple(row for i, row in enumerate(rows) if mask >> i & 1))
-        for seq_id in world.ledger.live:
-            yield Action("abort", (seq_id,))
+        if self.aborts:
+            yield from (Action("abort", (seq_id,)) for seq_id in world.ledger.live)
         if self.rolls_back and world.in_flight:
             yield Action("roll_back")
         if self.rolls_back and not world.in_flight and world.scheduler.num_running > 1:

@@ -74,7 +74,7 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         )
 
     @rule(
-        length=st.integers(1, 40),
+        twentieths=st.integers(0, 20),
         shared=st.sampled_from([0.0, 0.6, 1.0]),
         max_tokens=st.integers(1, 30),
         min_tokens=st.sampled_from([0, 0, 4]),
@@ -83,8 +83,18 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
     )
     def arrive(
-        self, length: int, shared: float, max_tokens: int, min_tokens: int, salt: str | None, seed: int, priority: int
+        self,
+        twentieths: int,
+        shared: float,
+        max_tokens: int,
+        min_tokens: int,
+        salt: str | None,
+        seed: int,
+        priority: int,
     ) -> None:
+        """A prompt of up to 20 twentieths of the longest that fits, and now and then one token more."""
+        shape = self.world.model.shape
+        length = 1 + min(shape.num_blocks * shape.block_size, shape.max_model_len) * twentieths // 20
         num_shared = int(length * shared)
         own = random.Random(seed)
         prompt = SHARED_PREFIX[:num_shared] + [own.randrange(3, VOCAB) for _ in range(length - num_shared)]
@@ -150,7 +160,7 @@ class SchedulerUnderAnyOrder(RuleBasedStateMachine):
         self.world.check_outputs()
 
 
-def try_orders(max_examples: int) -> None:
+def try_orders(max_examples: int, **more: Any) -> None:
     run_state_machine_as_test(
         SchedulerUnderAnyOrder,
         settings=settings(
@@ -158,6 +168,7 @@ def try_orders(max_examples: int) -> None:
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            **more,
         ),
     )
 

@@ -29,13 +29,15 @@ TWINS = requests((SHARED, 4), (SHARED, 4), ([30], 3))
 COUSINS = requests(([*SHARED, 14], 3), ([*SHARED, 20], 3), ([30, 31], 5))
 LONG = requests(([10, 11, 12, 13, 14, 15], 2), ([20, 21, 22, 23, 24, 25], 2), ([30], 2))
 """Prompts of half the pool each."""
+PROMISED = requests(([10, 11, 12, 13, 14, 15, 16, 17, 18], 2), ([20, 21, 22, 23], 2), ([30], 2))
+"""A prompt of three steps, and one that fits beside it only if what the first still needs counted for nothing."""
 UNEQUAL = requests((SHARED, 4), ([20, 21, 22], 3), ([30], 3), priorities=(1, 0, 0))
 
 
 def small_world(whose: tuple[GenerationRequest, ...], of: dict[str, Any], **fields: Any) -> SmallWorld:
     """Three places, four tokens a step, no reserve; `fields` are those of the world or of the scheduler's settings."""
     ours = {name: fields.pop(name) for name in ("num_blocks", "max_model_len", "rolls_back", "ticks") if name in fields}
-    defaults: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 4, "watermark": 0.0}
+    defaults: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 4, "watermark": 0.0, "kv_bypass_s": 0.0}
     return SmallWorld(whose, SchedulerConfig(**{**defaults, **fields}), **of, **ours)
 
 
@@ -54,7 +56,7 @@ WORLDS: dict[str, tuple[int, str, SmallWorld]] = {
         "preempted",
         small_world(LONG, ALONE, num_blocks=4, scheduler_reserve_full_isl=False),
     ),
-    "whole input reserved": (3_000, "abort", small_world(LONG, AHEAD, max_num_seqs=2, max_num_batched_tokens=3)),
+    "whole input reserved": (2_000, "abort", small_world(PROMISED, ALONE)),
     "whole prompts only": (
         3_000,
         "preempted",
