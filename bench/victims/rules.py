@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from replica.scheduler.block_pool import BlockPool
-from replica.scheduler.preemption import newest
+from replica.scheduler.preemption import newest, newest_mid_prefill
 from replica.scheduler.sequence import Sequence
 from replica.scheduler.state import VictimRule
 
@@ -37,8 +37,8 @@ def most_blocks(candidates: Candidates, pool: BlockPool) -> Sequence:
     return max(candidates, key=lambda seq: _num_freed(seq, pool))
 
 
-def newest_mid_prefill(candidates: Candidates, pool: BlockPool) -> Sequence:
-    """The newest that has a prompt to compute, so that nobody's stream stops; else the newest."""
+def newest_any_mid_prefill(candidates: Candidates, pool: BlockPool) -> Sequence:
+    """The newest that still computes its input, cached or not; else the newest."""
     return next((seq for seq in candidates if seq.gap > 1), newest(candidates, pool))
 
 
@@ -73,6 +73,7 @@ RULES: dict[str, VictimRule] = {
     for rule in (
         newest,
         newest_mid_prefill,
+        newest_any_mid_prefill,
         last_admitted,
         newest_with_blocks,
         newest_little_progress,

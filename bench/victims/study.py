@@ -75,9 +75,10 @@ class Setup:
 
 
 class Measured(NamedTuple):
-    """One rule's means over the seeds, worst values for the maxima. Tokens, seconds, requests per second."""
+    """One rule's means over the seeds (`max_preemptions`: the worst). Tokens, seconds, requests per second."""
 
     rule: str
+    num_requests: int
     recomputed_tokens: float
     computed_per_useful: float
     mean_preemptions: float
@@ -87,8 +88,8 @@ class Measured(NamedTuple):
     ttft_p99_s: float
     e2e_p99_s: float
     itl_p99_s: float
-    max_wait_s: float
-    max_stall_s: float
+    longest_wait_s: float
+    longest_stall_s: float
 
 
 def compare(setup: Setup, rules: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Measured]:
@@ -118,8 +119,8 @@ def play(setup: Setup, trace: Trace, rule: str) -> dict[str, Any]:
     result = Outcome(columns, totals, 1, shape.num_blocks).summary(Objectives(ttft_s=5.0, itl_s=0.1))
     waits = [first - at for first, at in zip(columns.first_token_s, trace.arrival_s, strict=True)]
     return result | {
-        "max_wait_s": max(waits),
-        "max_stall_s": totals.itl.percentiles((100,))[0] or 0.0,
+        "longest_wait_s": max(waits),
+        "longest_stall_s": totals.itl.percentiles((100,))[0] or 0.0,
         "num_over_3": sum(count > 3 for count in columns.num_preemptions),
         "mean_preemptions": fmean(columns.num_preemptions),
     }
@@ -142,6 +143,7 @@ def _config(setup: Setup) -> SchedulerConfig:
 def _mean_of(rule: str, runs: list[dict[str, Any]]) -> Measured:
     return Measured(
         rule,
+        runs[0]["num_requests"],
         fmean(run["recomputed_tokens"] for run in runs),
         fmean(run["computed_per_useful"] for run in runs),
         fmean(run["mean_preemptions"] for run in runs),
@@ -151,6 +153,6 @@ def _mean_of(rule: str, runs: list[dict[str, Any]]) -> Measured:
         fmean(run["ttft_s"]["p99"] for run in runs),
         fmean(run["e2e_s"]["p99"] for run in runs),
         fmean(run["itl_s"]["p99"] for run in runs),
-        max(run["max_wait_s"] for run in runs),
-        max(run["max_stall_s"] for run in runs),
+        fmean(run["longest_wait_s"] for run in runs),
+        fmean(run["longest_stall_s"] for run in runs),
     )

@@ -6,31 +6,35 @@ from collections.abc import Iterator, Mapping
 
 from bench.victims.study import Measured
 
-SHIPPED_RULE = "newest"
+REFERENCE = "newest"
+SHIPPED_RULE = "newest-mid-prefill"
 LESS = 0.98
 """A rule must recompute at least 2 % less under every load: below that it's chance."""
-NOT_WORSE = 1.05
+NOT_WORSE = 1.1
+"""Of the longest wait and the longest stall in a run, which one request decides."""
+OFTEN = 0.01
+"""Share of requests that may be preempted more than 3 times beyond those of the reference: a sequence is spared only
+while another victim exists, and in a small batch there is none at times."""
 
 Case = tuple[str, float]
 """Shape and share of capacity."""
 
 
 def better_rules(measured: Mapping[Case, Mapping[str, Measured]]) -> list[str]:
-    """Rules that recompute less than the shipped one under every load and starve nobody: no request more often
-    preempted than 3 times unless the shipped rule does so too, longest wait and longest stall at most 5 % longer,
-    throughput not below. Under every load; best first."""
-    rules = set.intersection(*(set(rows) for rows in measured.values())) - {SHIPPED_RULE}
-    good = [rule for rule in rules if all(_beats(rows[rule], rows[SHIPPED_RULE]) for rows in measured.values())]
+    """Rules that recompute less than the reference under every load and starve nobody: hardly anyone preempted more
+    than 3 times, longest wait and longest stall hardly longer, throughput not below. Best first."""
+    rules = set.intersection(*(set(rows) for rows in measured.values())) - {REFERENCE}
+    good = [rule for rule in rules if all(_beats(rows[rule], rows[REFERENCE]) for rows in measured.values())]
     return sorted(good, key=lambda rule: sum(rows[rule].recomputed_tokens for rows in measured.values()))
 
 
-def _beats(rule: Measured, shipped: Measured) -> bool:
+def _beats(rule: Measured, reference: Measured) -> bool:
     return (
-        rule.recomputed_tokens < LESS * shipped.recomputed_tokens
-        and rule.num_over_3 <= shipped.num_over_3
-        and rule.max_wait_s <= NOT_WORSE * shipped.max_wait_s
-        and rule.max_stall_s <= NOT_WORSE * shipped.max_stall_s
-        and rule.throughput >= shipped.throughput * 0.995
+        rule.recomputed_tokens < LESS * reference.recomputed_tokens
+        and rule.num_over_3 <= reference.num_over_3 + OFTEN * reference.num_requests
+        and rule.longest_wait_s <= NOT_WORSE * reference.longest_wait_s
+        and rule.longest_stall_s <= NOT_WORSE * reference.longest_stall_s
+        and rule.throughput >= reference.throughput * 0.995
     )
 
 
@@ -44,5 +48,5 @@ def table(rows: Mapping[str, Measured]) -> Iterator[str]:
         yield (
             f"{row.rule:<26}{row.recomputed_tokens / 1e3:>9.1f}{row.computed_per_useful:>9.4f}"
             f"{row.mean_preemptions:>8.3f}{row.max_preemptions:>4}{row.num_over_3:>5.1f}{row.throughput:>8.3f}"
-            f"{row.ttft_p99_s:>8.1f}{row.e2e_p99_s:>8.1f}{row.itl_p99_s:>7.2f}{row.max_wait_s:>7.1f}{row.max_stall_s:>7.1f}"
+            f"{row.ttft_p99_s:>8.1f}{row.e2e_p99_s:>8.1f}{row.itl_p99_s:>7.2f}{row.longest_wait_s:>7.1f}{row.longest_stall_s:>7.1f}"
         )

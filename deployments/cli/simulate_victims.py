@@ -45,11 +45,11 @@ def victims(
     from bench.simulate.step_cost import load_cost
     from bench.victims.rules import RULES
     from bench.victims.study import LOADS, REGIMES, Setup
-    from bench.victims.verdict import SHIPPED_RULE, better_rules
+    from bench.victims.verdict import REFERENCE, better_rules
 
     began_s = time.monotonic()
     shapes = _known("--shape", shape, LOADS)
-    rules = tuple(dict.fromkeys((SHIPPED_RULE, *_known("--rule", rule, RULES))))
+    rules = tuple(dict.fromkeys((REFERENCE, *_known("--rule", rule, RULES))))
     (chosen_regime,) = _known("--regime", [regime], REGIMES)
     shares = share or [0.9, 1.0, 1.2]
     for value in shares:
@@ -64,7 +64,7 @@ def victims(
             setup = Setup(LOADS[name], REGIMES[chosen_regime], prefix_caching, step_cost, value)
             measured[name, value] = _measure(setup, rules, tuple(range(seeds)))
     better = better_rules(measured)
-    print(f"\nbetter than {SHIPPED_RULE} under every load: {', '.join(better) or 'none'}")
+    print(f"\nbetter than {REFERENCE} under every load: {', '.join(better) or 'none'}")
     result = {
         "command": "simulate victims",
         "regime": chosen_regime,

@@ -30,7 +30,7 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
 
 
 def choose_victim(state: SchedulerState) -> Sequence | None:
-    """Who loses: of those who may, whom the rule picks (`newest`, unless a study brought another)."""
+    """Who loses: of those who may, whom the rule picks (`newest_mid_prefill`, unless a study brought another)."""
     candidates = may_lose(state.batch.running, state.config.policy)
     return state.victim_rule(candidates, state.tables.pool) if candidates else None
 
@@ -49,6 +49,18 @@ def may_lose(running: list[Sequence], policy: str) -> list[Sequence]:
 def newest(candidates: list[Sequence], pool: BlockPool) -> Sequence:  # noqa: ARG001 - the signature of all rules
     """The last to arrive: it returns last, so it doesn't come back for the next to be preempted."""
     return candidates[0]
+
+
+def newest_mid_prefill(candidates: list[Sequence], pool: BlockPool) -> Sequence:
+    """The newest that still computes its input and has cached blocks; else the newest.
+
+    Nobody's stream stops then, and what the victim had computed is found again in the prefix cache if it returns soon.
+    Without the cache all of it is lost, which makes the plain newest the better choice (bench/victims has the numbers).
+    """
+    for seq in candidates:
+        if seq.gap > 1 and seq.block_table and pool.is_named(seq.block_table[0]):
+            return seq
+    return newest(candidates, pool)
 
 
 def preempt(state: SchedulerState, victim: Sequence) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from replica.request import FinishReason, GenerationRequest
 from replica.scheduler.block_pool import BlockPool
-from replica.scheduler.preemption import SPARED_AFTER, may_lose, newest
+from replica.scheduler.preemption import SPARED_AFTER, may_lose, newest, newest_mid_prefill
 from replica.scheduler.sequence import Sequence
 from tests.unit.scheduler.rig import World, chunks, request, world
 
@@ -47,6 +47,19 @@ def test_the_newest_loses_unless_it_lost_often_and_never_the_oldest(
 def test_under_priority_the_least_important_loses_then_the_newest(priorities: tuple[float, ...], victim: int) -> None:
     candidates = may_lose(running(0, 0, 0, priorities=priorities), "priority")
     assert newest(candidates, BlockPool(1)).seq_id == victim
+
+
+@pytest.mark.parametrize(("cached", "victim"), [(True, 1), (False, 2)])
+def test_of_those_that_may_lose_the_newest_whose_input_is_in_the_cache_so_far_does(cached: bool, victim: int) -> None:
+    """The newest only decodes: its stream goes on."""
+    sequences = running(0, 0, 0)
+    pool = BlockPool(4)
+    for seq in sequences:
+        seq.tokens, seq.block_table = [5] * 9, pool.take(1)
+        seq.num_scheduled = 4 if seq.arrival == 1 else 8
+        if cached:
+            pool.name(seq.block_table[0])
+    assert newest_mid_prefill(may_lose(sequences, "fcfs"), pool).seq_id == victim
 
 
 def crowded() -> World:

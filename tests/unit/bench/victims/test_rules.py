@@ -41,6 +41,7 @@ def made(
     [
         ("newest", 4),
         ("newest-mid-prefill", 3),
+        ("newest-any-mid-prefill", 3),
         ("last-admitted", 2),
         ("newest-with-blocks", 1),
         ("newest-little-progress", 3),
@@ -62,6 +63,7 @@ def test_a_rule_picks_what_its_name_says(rule: str, victim: int) -> None:
         made(3, pool, computed=24, output=0, left=50, gap=20, shared=[]),
         made(4, pool, computed=44, output=40, left=2, gap=1, shared=prefix[:6]),
     ]
+    pool.name(running[2].block_table[0])
     for admission, number in enumerate((4, 1, 3, 2)):
         running[number - 1].admission = admission + 1
     assert RULES[rule](running[::-1], pool).seq_id == victim
