@@ -42,7 +42,7 @@ def commit_step(state: SchedulerState, record: InFlight, result: StepResult, now
                 seq.first_token_at_s = now_s
             if (end_of := _end_of(seq, position, token)) is not None:
                 ends[row] = end_of
-    rows.sampled = tokens[: len(rows)] if len(rows) < len(tokens) else tokens
+    rows.sampled = tokens if len(rows.seqs) == len(tokens) else tokens[: len(rows.seqs)]
     if ends:
         end_sequences(state, [record.seqs[row] for row in ends], now_s)
     return _outcome(record, tokens, ends, silent)
@@ -61,7 +61,7 @@ def _commit_plain_decodes(state: SchedulerState, record: InFlight, tokens: list[
         else:
             seq.num_computed = end
             known[end] = token
-    others += range(len(rows), len(record.seqs))
+    others += range(len(rows.seqs), len(record.seqs))
     return others
 
 
@@ -70,10 +70,10 @@ def _commit_kv(state: SchedulerState, record: InFlight, row: int) -> None:
     if seq.admission == record.admissions[row]:
         seq.num_computed = end
         state.tables.register_computed(seq)
-        if row < len(record.decodes):
+        if row < len(record.decodes.seqs):
             record.decodes.commit_due[row] = seq.commit_due
-            if (newest := state.decode_rows) is not None and newest is not record.decodes:
-                newest.look_again(seq)
+        if (newest := state.decode_rows) is not None and newest is not record.decodes:
+            newest.look_again(seq)
     else:
         seq.lost(end)
 

@@ -21,6 +21,7 @@ _COLUMNS = (
     *("seqs", "seq_ids", "lanes", "admissions", "block_tables", "known", "stop_ids", "plan_due", "commit_due"),
     *("starts", "output_index", "token_ids"),
 )
+_columns = attrgetter(*_COLUMNS)
 
 
 class DecodeRows:
@@ -52,9 +53,6 @@ class DecodeRows:
         self.fresh = seqs
         self.sampled: list[int] | None = None
 
-    def __len__(self) -> int:
-        return len(self.seqs)
-
     def next(self, left: set[Sequence], closed: list[Sequence]) -> DecodeRows:
         """The rows of the plan after this one: without those who `left` the batch, with those who have `closed` their
         prompt. All others must have been planned and advanced."""
@@ -64,7 +62,7 @@ class DecodeRows:
         rows.plan_due, rows.commit_due = self.plan_due, self.commit_due
         rows.starts = self.ends
         rows.output_index = [index + 1 for index in self.output_index]
-        rows.token_ids = [PENDING_TOKEN] * len(self) if self.sampled is None else self.sampled
+        rows.token_ids = [PENDING_TOKEN] * len(self.seqs) if self.sampled is None else self.sampled
         rows.catching_up = self.catching_up
         if self.catching_up:
             rows.catching_up = [s for s in self.catching_up if s not in left and s.num_scheduled < s.caught_up_at]
@@ -94,17 +92,17 @@ class DecodeRows:
         return bisect_left(self.seqs, seq.arrival, key=by_arrival)
 
     def _change(self, left: set[Sequence], closed: list[Sequence]) -> None:
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name).copy())
-        columns: list[list[Any]] = [getattr(self, name) for name in _COLUMNS]
+        columns: list[list[Any]] = [column.copy() for column in _columns(self)]
+        for name, column in zip(_COLUMNS, columns, strict=True):
+            setattr(self, name, column)
         for seq in left:
             place = self._place(seq)
             if self.seqs[place : place + 1] == [seq]:
                 for column in columns:
                     del column[place]
-        new = DecodeRows(closed)
-        for row, seq in enumerate(closed):
+        for seq in closed:
+            new = DecodeRows([seq])
             place = self._place(seq)
-            for name, column in zip(_COLUMNS, columns, strict=True):
-                column.insert(place, getattr(new, name)[row])
-        self.catching_up = self.catching_up + new.catching_up
+            for column, values in zip(columns, _columns(new), strict=True):
+                column.insert(place, values[0])
+            self.catching_up = self.catching_up + new.catching_up

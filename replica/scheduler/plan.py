@@ -39,9 +39,10 @@ class JoinedSequence(NamedTuple):
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
-    """Who computes what in one step. Read-only for everybody but the scheduler that made it.
+    """Who computes what in one step. Read-only for everybody, its columns too: plans share them. (Not frozen: that
+    would make up half of what a plan of a few rows costs.)
 
     Per row: `seq_ids`; `lanes` (a running sequence's fixed place, 0 <= lane < max_num_seqs, for tensors that persist
     between steps); `starts` (position of the chunk's first token = tokens whose KV exists); `num_tokens` (chunk
@@ -118,7 +119,7 @@ class StepResult:
     logprobs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutcome:
     """What a commit changed, as columns: for each sequence with news, its new token (or `PENDING_TOKEN` for none)
     and its end.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from itertools import compress
 from operator import ge
-from typing import TypeVar
 
 from replica.scheduler.admission import admit, somebody_could_enter
 from replica.scheduler.decode_rows import DecodeRows, by_arrival
@@ -25,8 +24,6 @@ from replica.scheduler.plan import PENDING_TOKEN, JoinedSequence, StepPlan
 from replica.scheduler.preemption import make_room
 from replica.scheduler.sequence import Sequence, SequenceStatus
 from replica.scheduler.state import InFlight, SchedulerState, StepDraft
-
-_T = TypeVar("_T")
 
 
 def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
@@ -36,12 +33,13 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
     rows = _decode_rows(state, wide_before)
     draft = StepDraft(state.config.max_num_batched_tokens, len(state.batch.running), rows)
     draft.prefills = sorted([seq for seq in wide_before if seq.gap > 1], key=by_arrival)
+    wide = draft.prefills.copy()
     _plan_decodes(state, draft)
     _plan_prefills(state, draft, now_s)
     admit(state, draft, now_s)
     _spend_the_rest(state, draft)
     state.admit_nobody = False
-    state.prefilling = draft.prefills
+    state.prefilling = list(dict.fromkeys(wide + draft.prefills))  # also those withdrawn, who try again next time
     state.decode_rows = None
     if not draft.decodes and not draft.chunks:
         return None
@@ -57,9 +55,11 @@ def plan_step(state: SchedulerState, now_s: float) -> InFlight | None:
 
 def _plan_decodes(state: SchedulerState, draft: StepDraft) -> None:
     rows = draft.rows
-    draft.decodes = rows.seqs[: draft.budget] if len(rows) > draft.budget else rows.seqs  # it may have been lowered
+    draft.decodes = rows.seqs if len(rows.seqs) <= draft.budget else rows.seqs[: draft.budget]  # it was lowered
     draft.budget -= len(draft.decodes)
     due = list(compress(range(len(draft.decodes)), map(ge, rows.starts, rows.plan_due)))
+    if not due:
+        return
     draft.due = [rows.seqs[row] for row in due]
     needy = [seq for seq in draft.due if seq.num_scheduled >= seq.num_slots]
     if len(needy) <= state.tables.pool.num_free:
@@ -97,6 +97,8 @@ def _plan_prefills(state: SchedulerState, draft: StepDraft, now_s: float) -> Non
 
 
 def _spend_the_rest(state: SchedulerState, draft: StepDraft) -> None:
+    if draft.budget <= 0:
+        return
     for seq in sorted(draft.prefills, key=by_arrival):
         _extend(state, draft, seq, seq.gap - seq.chunk)
 
@@ -116,23 +118,25 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
     rows, chunks, batch = draft.rows, draft.chunks, state.batch
     joined = _join_lanes(state, draft)
     num_recomputed, num_prefill = _count_kinds(draft)
-    sizes = [seq.chunk for seq in chunks]
-    ends = _column(rows.ends, [seq.num_scheduled + seq.chunk for seq in chunks])
-    samples = [True] * len(rows) + [seq.gap == seq.chunk for seq in chunks]
-    token_ids = rows.token_ids.copy() if chunks else rows.token_ids
-    for seq in chunks:
-        token_ids += seq.tokens[seq.num_scheduled : seq.num_scheduled + seq.chunk]
+    n = len(rows.seqs)
+    samples = [True] * n
+    token_ids = rows.token_ids
+    if chunks:
+        samples += [seq.gap == seq.chunk for seq in chunks]
+        token_ids = token_ids.copy()
+        for seq in chunks:
+            token_ids += seq.tokens[seq.num_scheduled : seq.num_scheduled + seq.chunk]
     state.num_steps += 1
     plan = StepPlan(
         step=state.num_steps,
-        seq_ids=_column(rows.seq_ids, [seq.seq_id for seq in chunks]),
-        lanes=_column(rows.lanes, [seq.lane for seq in chunks]),
-        starts=_column(rows.starts, [seq.num_scheduled for seq in chunks]),
-        num_tokens=[1] * len(rows) + sizes,
-        block_tables=_column(rows.block_tables, [seq.block_table for seq in chunks]),
+        seq_ids=rows.seq_ids + [seq.seq_id for seq in chunks] if chunks else rows.seq_ids,
+        lanes=rows.lanes + [seq.lane for seq in chunks] if chunks else rows.lanes,
+        starts=rows.starts + [seq.num_scheduled for seq in chunks] if chunks else rows.starts,
+        num_tokens=[1] * n + [seq.chunk for seq in chunks],
+        block_tables=rows.block_tables + [seq.block_table for seq in chunks] if chunks else rows.block_tables,
         samples=samples,
-        num_logits=[*map(int, samples)] if chunks else [1] * len(rows),
-        output_index=_column(rows.output_index, [seq.num_output_tokens for seq in chunks]),
+        num_logits=[*map(int, samples)] if chunks else [1] * n,
+        output_index=rows.output_index + [seq.num_output_tokens for seq in chunks] if chunks else rows.output_index,
         token_ids=token_ids,
         joined=joined,
         left=batch.left,
@@ -141,13 +145,10 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         num_recomputed_tokens=num_recomputed,
     )
     batch.left = []
-    admissions = _column(rows.admissions, [seq.admission for seq in chunks])
-    seqs = _column(rows.seqs, chunks)
+    ends = rows.ends + [seq.num_scheduled + seq.chunk for seq in chunks] if chunks else rows.ends
+    admissions = rows.admissions + [seq.admission for seq in chunks] if chunks else rows.admissions
+    seqs = rows.seqs + chunks if chunks else rows.seqs
     return InFlight(plan, rows, seqs, ends, admissions, draft.num_running_before, batch.num_departures)
-
-
-def _column(decodes: list[_T], chunks: list[_T]) -> list[_T]:
-    return decodes + chunks if chunks else decodes
 
 
 def _join_lanes(state: SchedulerState, draft: StepDraft) -> list[JoinedSequence]:
@@ -181,13 +182,11 @@ def _advance(state: SchedulerState, draft: StepDraft) -> None:
     for seq, known, end in zip(rows.seqs, rows.known, rows.ends, strict=True):
         seq.num_scheduled = end
         known.append(PENDING_TOKEN)
-    ending = [seq for seq in draft.due if seq.status is SequenceStatus.RUNNING and len(seq.tokens) >= seq.max_len]
     for seq in draft.chunks:
         seq.num_scheduled += seq.chunk
         seq.chunk = 0
         if seq.num_scheduled == len(seq.tokens):
             seq.tokens.append(PENDING_TOKEN)
-            if len(seq.tokens) >= seq.max_len:
-                ending.append(seq)
+    ending = [s for s in draft.due + draft.chunks if len(s.tokens) >= s.max_len and s.status is SequenceStatus.RUNNING]
     if ending:
         state.batch.begin_ending(ending)

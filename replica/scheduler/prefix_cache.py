@@ -80,6 +80,8 @@ class PrefixCache:
 
 
 def _take(changes: dict[bytes, None], limit: int) -> tuple[bytes, ...]:
+    if not changes:
+        return ()
     taken = tuple(islice(changes, limit))
     for content in taken:
         del changes[content]

@@ -221,6 +221,7 @@ class Scheduler:
         pool, cache = state.tables.pool, state.tables.cache
         gaps = [seq.gap for seq in state.prefilling if seq.status is SequenceStatus.RUNNING]
         added, evicted = ((), ()) if cache is None else cache.take_changes(max_hashes)
+        num_preempted_tokens = state.waiting.num_returned_tokens
         return LoadReport(
             replica_id="",
             epoch="",
@@ -228,9 +229,9 @@ class Scheduler:
             made_at_s=0.0,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            num_waiting_tokens=state.waiting.num_tokens,
+            num_waiting_tokens=state.waiting.num_fresh_tokens + num_preempted_tokens,
             num_preempted=len(state.waiting.returned),
-            num_preempted_tokens=state.waiting.num_returned_tokens,
+            num_preempted_tokens=num_preempted_tokens,
             num_prefill_tokens=sum(gap for gap in gaps if gap > 1),
             num_blocks_total=pool.num_blocks,
             num_blocks_free=pool.num_free - pool.num_cached_free,
