@@ -68,6 +68,7 @@ class SimulatedReplica:
         self._final_tokens: dict[int, int] = {}  # live request -> tokens that it makes in all
         self._first_token_s: dict[int, float] = {}
         self._paused: dict[int, float] = {}  # has tokens, but got none in the last step -> time of its last one
+        self._last_end_s = 0.0  # of the last step
         self._last_rows: list[int] | None = []  # who got a token in the last step and lives; None: see `_last_set`
         self._last_set: set[int] = set()
         self._tokens = [0] * (config.max_num_seqs + 1)
@@ -147,7 +148,7 @@ class SimulatedReplica:
         self.now_s = self._arriving[0][0]
 
     def _count_gaps(self, rows: list[int], now_s: float) -> None:
-        """`rows` got a token now; `self.now_s` is when the step before ended, or this one began."""
+        """`rows` got a token now. Who got one in the last step too has waited since then, the same for all of them."""
         totals = self._totals
         totals.num_output_tokens += len(rows)
         if rows and rows == self._last_rows:
@@ -155,8 +156,6 @@ class SimulatedReplica:
         else:
             self._count_changed(rows, now_s)
         self._last_end_s = now_s
-
-    _last_end_s = 0.0
 
     def _count_changed(self, rows: list[int], now_s: float) -> None:
         last = self._last_set if self._last_rows is None else set(self._last_rows)
