@@ -8,7 +8,7 @@ from bench.victims.study import Measured
 from bench.victims.verdict import better_rules, table
 
 NEWEST = Measured("newest", 100, 1000.0, 1.1, 0.5, 3, 0.0, 10.0, 5.0, 9.0, 0.1, 20.0, 2.0)
-GOOD = NEWEST._replace(rule="good", recomputed_tokens=900.0)
+GOOD = NEWEST._replace(rule="good", recomputed_tokens=900.0, longest_wait_s=22.0, longest_stall_s=3.0)
 
 
 def test_less_recomputed_under_every_load_is_better() -> None:
@@ -24,7 +24,7 @@ def test_less_recomputed_under_every_load_is_better() -> None:
         GOOD._replace(recomputed_tokens=985.0),
         GOOD._replace(num_over_3=1.1),
         GOOD._replace(longest_wait_s=22.1),
-        GOOD._replace(longest_stall_s=2.21),
+        GOOD._replace(longest_stall_s=3.01),
         GOOD._replace(throughput=9.9),
     ],
 )
