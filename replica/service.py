@@ -208,7 +208,8 @@ class ReplicaService:
 
     def limits(self) -> dict[str, Any]:
         """The settings that may change live, as plain JSON: at the start, now, what each may be while the others stay,
-        and what the engine plans with (less than `now` for a while after a step that didn't fit in memory)."""
+        and what the last report says the engine plans with (`now` only from the step after a change, and less for a
+        while after a step that didn't fit in memory)."""
         now, load = budgets_of(self._limits), self.load()
         ranges = allowed(self._config.scheduler, now, self.shape)
         return {

@@ -111,7 +111,8 @@ def _notes(model: Mapping[str, Any]) -> list[str]:
     for replica in model["replicas"]:
         tokens = replica["in_force"]["max_num_batched_tokens"]
         if tokens < replica["now"]["max_num_batched_tokens"]:
-            notes.append(f"replica {replica['replica_id']} plans {tokens} tokens a step: device memory is short")
+            why = "its next step hasn't begun, or device memory is short"
+            notes.append(f"replica {replica['replica_id']} still plans {tokens} tokens a step: {why}")
     notes += [f"replica {replica_id} doesn't answer" for replica_id in model["silent"]]
     return notes
 

@@ -93,8 +93,8 @@ async def load(service: Service) -> AsyncIterator[list[str]]:
     stop = asyncio.Event()
 
     async def one(client: httpx.AsyncClient, drawn: random.Random) -> str:
-        prompt = [drawn.randrange(10, 200) for _ in range(900)]
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "stream": True}
+        prompt = [drawn.randrange(10, 200) for _ in range(700)]
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "ignore_eos": True, "stream": True}
         reason = "cut short"
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:

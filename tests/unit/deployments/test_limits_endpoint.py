@@ -200,7 +200,7 @@ async def test_the_table_shows_each_limit_now_at_the_start_and_its_range() -> No
     ]
 
 
-async def test_the_table_names_replicas_that_differ_or_are_short_of_memory_or_silent() -> None:
+async def test_the_table_names_replicas_that_differ_or_plan_less_than_they_may_or_are_silent() -> None:
     site = Site("small")
     site.replicas["small"].start("small-3", SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=80))
     site.replicas["small"].start("small-4", START)
@@ -209,12 +209,13 @@ async def test_the_table_names_replicas_that_differ_or_are_short_of_memory_or_si
         answer = await fetch_limits(client, None, None)
     answer["models"][0]["replicas"][0]["in_force"]["max_num_batched_tokens"] = 16
     lines = table_of(answer)
-    assert [line for line in lines if line.startswith(("small on", "max_num_batched", "replica"))] == [
+    assert [line for line in lines if line.startswith(("small on", "max_num_batched", "replica", "device"))] == [
         "small on /: replicas small-1, small-2",
         "max_num_batched_tokens 64 64 9 to 64",
         "small on /: replica small-3",
         "max_num_batched_tokens 80 80 9 to 80",
-        "replica small-1 plans 16 tokens a step: device memory is short",
+        "replica small-1 still plans 16 tokens a step: its next step hasn't begun, or",
+        "device memory is short",
         "replica small-4 doesn't answer",
     ]
 
