@@ -240,6 +240,20 @@ def test_under_overlap_blocks_of_an_ending_sequence_are_awaited_instead_of_preem
     assert [w.scheduler.timings(seq_id).num_preemptions for seq_id in range(3)] == [0, 0, 0]
 
 
+def test_a_prompt_that_awaits_blocks_of_an_ending_sequence_goes_on_after_its_commit() -> None:
+    few = {"max_num_batched_tokens": 15, "long_prefill_token_threshold": 8, "scheduler_reserve_full_isl": False}
+    w = world(num_blocks=5, enable_prefix_caching=False, **few)
+    w.add(request([5] * 14, 3))
+    w.add(request([6] * 7, 2))
+    assert chunks(w.step()) == {0: 8, 1: 7}
+    assert chunks(w.plan()) == {1: 1, 0: 4}
+    assert w.plan() is None, "the first lacks a block; the second gives two back at its coming commit"
+    w.commit()
+    assert chunks(w.step()) == {0: 2}
+    w.drain()
+    w.check_outputs()
+
+
 def test_who_was_preempted_on_demand_enters_at_once_when_nobody_runs_any_more() -> None:
     w = world()
     for _ in range(2):

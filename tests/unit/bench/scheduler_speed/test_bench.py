@@ -1,0 +1,62 @@
+"""The scheduler's benchmark: one JSON line, goals judged, a peer that fails is told in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from bench.scheduler_speed.__main__ import main
+from bench.scheduler_speed.measure import CaseTimes
+from bench.scheduler_speed.report import goals
+from bench.scheduler_speed.waiting_memory import bytes_per_waiting_request
+from bench.scheduler_speed.workload import BLOCK_SIZE, StepTimes, Workload
+
+SMALL = ["--widths", "2,3", "--waiting", "0,4", "--rounds", "2", "--steps", "3", "--memory-requests", "10"]
+
+
+def test_a_waiting_request_weighs_less_than_two_kilobytes_beside_its_tokens() -> None:
+    assert bytes_per_waiting_request(2000) < 2000
+
+
+def test_the_last_line_is_a_json_document_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SMALL) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(case["running"], case["waiting"]) for case in found["cases"]] == [(2, 0), (2, 4), (3, 0), (3, 4)]
+    assert all(case["ours"]["step_us"] > 0 and case["peer"] is None for case in found["cases"])
+    assert found["goals"]["at most 0.1 of the peer at 256"] is None
+
+
+def test_a_peer_without_its_packages_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--peer-python", sys.executable]) == 1
+    assert "No module named 'vllm'" in capsys.readouterr().err
+
+
+def test_an_interpreter_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--peer-python", "no-such-python"]) == 1
+    assert "cannot run no-such-python" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", [["--rounds", "0"], ["--widths", "5000"], ["--steps", "4000"], ["--widths", "x"]])
+def test_bad_counts_are_refused(bad: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(bad)
+    assert refused.value.code == 2
+
+
+def test_no_two_prompts_share_a_block() -> None:
+    workload = Workload(300, 0)
+    firsts = {tuple(workload.prompt_ids(number)[:BLOCK_SIZE]) for number in range(300)}
+    assert len(firsts) == 300
+
+
+def case(running: int, waiting: int, ours_us: float, peer_us: float) -> CaseTimes:
+    return CaseTimes(Workload(running, waiting), [StepTimes(ours_us, 0.0)], [StepTimes(peer_us, 0.0)])
+
+
+def test_goals_hold_only_when_every_case_meets_them() -> None:
+    good = [case(1024, 0, 800.0, 20_000.0), case(1024, 10_000, 900.0, 20_000.0)]
+    assert list(goals(good, 1500.0).values()) == [None, None, True, True, True, True]
+    slow = [case(1024, 0, 1100.0, 20_000.0), case(1024, 10_000, 2100.0, 20_000.0)]
+    assert list(goals(slow, 2500.0).values()) == [None, None, False, False, False, False]
