@@ -28,7 +28,7 @@ from replica.config import SchedulerConfig
 from replica.request import GenerationRequest
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-_DEEP_WIDTHS = ((200, (1, 4, 16, 32)), (500, (1, 4, 16)), (1000, (1, 4)))
+_DEEP_WIDTHS = ((200, (1, 4, 16)), (500, (1, 8)), (1000, (1, 2)))
 _CHUNKS = (16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 _DEEP_CHUNKS = ((64, 448), (128, 1024), (512, 1536))
 _MIXES = ((8, 56), (16, 112), (32, 224), (48, 464))
