@@ -30,6 +30,7 @@ from replica.request import GenerationRequest
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 _DEEP_WIDTHS = ((200, (1, 4, 16)), (500, (1, 8)), (1000, (1, 2)))
 _CHUNKS = (16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+_TINY = (2, 8)
 _DEEP_CHUNKS = ((64, 448), (128, 1024), (512, 1536))
 _MIXES = ((8, 56), (16, 112), (32, 224), (48, 464))
 _SHORT = 16
@@ -75,10 +76,10 @@ def micro_benchmarks(limits: SchedulerConfig, max_model_len: int) -> list[Benchm
     for size, length in _DEEP_CHUNKS:
         if size <= tokens:
             found.append(Benchmark(f"chunks of {size}, deep", ((length, 1),), min(seqs, size - 1), size))
-    for size in _CHUNKS:
+    for size in (*_TINY, *_CHUNKS):
         if 2 * size <= min(tokens, 512):
-            prompts = ((size, 1),) * (3 * min(tokens, 512) // size)
-            found.append(Benchmark(f"prompts of {size}", prompts, seqs, min(tokens, 512)))
+            num_prompts = min(3 * min(tokens, 512) // size, 4 * seqs)
+            found.append(Benchmark(f"prompts of {size}", ((size, 1),) * num_prompts, seqs, min(tokens, 512)))
     for width, size in _MIXES:
         if width < seqs and width + size <= tokens:
             requests = ((_SHORT, 8),) * width + ((5 * size, 1),)
