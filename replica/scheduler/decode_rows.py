@@ -83,9 +83,10 @@ class DecodeRows:
         """Raises AssertionError unless the columns say of those who are still there what the sequences say."""
         for row, seq in enumerate(self.seqs):
             if seq not in departed:
-                said = (self.ends[row], self.lanes[row], self.admissions[row], self.plan_due[row], self.commit_due[row])
-                known = (seq.num_scheduled, seq.lane, seq.admission, seq.plan_due, seq.commit_due)
+                said = (self.ends[row], self.lanes[row], self.admissions[row], self.plan_due[row])
+                known = (seq.num_scheduled, seq.lane, seq.admission, seq.plan_due)
                 assert said == known, "a decode's columns are out of date"
+                assert self.commit_due[row] <= seq.commit_due, "a decode's commit would miss what is due"
                 assert self.block_tables[row] is seq.block_table and self.known[row] is seq.tokens, "columns of another"
 
     def _place(self, seq: Sequence) -> int:

@@ -40,8 +40,11 @@ def check(state: SchedulerState) -> None:
         assert seq.num_scheduled == seq.num_computed == len(seq.block_table) == 0, "a waiting sequence holds blocks"
         assert seq.admission == 0 and seq.lane < 0, "a waiting sequence has a place"
     state.waiting.check()
-    wide = {seq for seq in state.batch.running if seq.gap > 1}
-    assert wide.issubset(state.prefilling), "a sequence mid-prefill is in no plan's sight"
+    in_sight = {*state.prefilling, *(seq for seq in state.batch.running if seq.gap == 1)}
+    if (rows := state.decode_rows) is not None:
+        rows.check(state.batch.departed)
+        in_sight = {*state.prefilling, *rows.seqs}
+    assert in_sight.issuperset(state.batch.running), "a running sequence is in no plan's sight"
     for record in state.in_flight:
         assert sum(record.plan.num_tokens) == len(record.plan.token_ids), "columns of a plan disagree"
 
