@@ -66,18 +66,18 @@ def _next_entry(state: SchedulerState, draft: StepDraft, now_s: float) -> tuple[
     queue = state.waiting
     if state.config.batching == "static" and not state.refilling:
         return _member_that_returns(state, draft)
-    parked = queue.first_parked()
+    parked, overdue = queue.first_parked(), queue.first_overdue(now_s - state.config.max_prefill_skip_s)
     while (seq := _earlier(parked, queue.first())) is not None:
         offer = examine(state, draft, seq)
         if isinstance(offer, Offer):
             return seq, offer
-        if offer == "long_prefill" and not _overdue(state, seq, now_s):
+        if offer == "long_prefill" and seq is not overdue:
             if seq is parked:
-                parked = None  # those behind it in the same place are no better off
+                parked = overdue  # those before that one are no better off, those behind it must not pass
             else:
                 queue.park(seq)
             continue
-        passing = _small_that_may_pass(state, draft, seq, now_s) if offer == "blocks" else None
+        passing = _small_that_may_pass(state, draft, seq, overdue, now_s) if offer == "blocks" else None
         return passing or offer
     return None
 
@@ -135,23 +135,17 @@ def _earlier(a: Sequence | None, b: Sequence | None) -> Sequence | None:
     return a if a.queue_key < b.queue_key else b
 
 
-def _overdue(state: SchedulerState, seq: Sequence, now_s: float) -> bool:
-    """Overtaken for so long that nobody may pass it any more."""
-    since = seq.overtaken_since_s
-    return since is not None and now_s - since >= state.config.max_prefill_skip_s
-
-
 def _small_that_may_pass(
-    state: SchedulerState, draft: StepDraft, head: Sequence, now_s: float
+    state: SchedulerState, draft: StepDraft, head: Sequence, overdue: Sequence | None, now_s: float
 ) -> tuple[Sequence, Offer] | None:
     """The next request of at most `kv_bypass_blocks` that may enter past a head that waits for KV space: for
     `kv_bypass_s` after the head was first seen blocked."""
     if head.kv_blocked_since_s is None:
         head.kv_blocked_since_s = now_s
-    small, parked = state.waiting.first_small(), state.waiting.first_parked()
+    small = state.waiting.first_small()
     if small is None or head.is_small or now_s - head.kv_blocked_since_s >= state.config.kv_bypass_s:
         return None
-    if parked is not None and _overdue(state, parked, now_s) and _earlier(parked, small) is parked:
+    if overdue is not None and _earlier(overdue, small) is overdue:
         return None
     offer = examine(state, draft, small)
     return (small, offer) if isinstance(offer, Offer) else None

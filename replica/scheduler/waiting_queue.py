@@ -9,7 +9,7 @@ left are dropped when they surface. What a step asks is O(log) in the number wai
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from heapq import heapify, heappop, heappush
 
 from replica.scheduler.sequence import Sequence
@@ -29,6 +29,8 @@ class WaitingQueue:
         self._parked: list[_Entry] = []
         self._small: list[_Entry] = []
         self._not_overtaken: list[Sequence] = []
+        self._overtaken: deque[_Entry] = deque()
+        self._overdue: list[_Entry] = []
         self._num_tickets = 0
 
     def __len__(self) -> int:
@@ -76,6 +78,7 @@ class WaitingQueue:
         for seq in self._not_overtaken:
             if seq.parked and seq.queue_key < by.queue_key:
                 seq.overtaken_since_s = now_s
+                self._overtaken.append((seq.queue_key, seq.ticket, seq))
         if self._not_overtaken:
             self._not_overtaken = [s for s in self._not_overtaken if s.parked and s.overtaken_since_s is None]
 
@@ -85,6 +88,18 @@ class WaitingQueue:
 
     def first_parked(self) -> Sequence | None:
         return _first(self._parked)
+
+    def first_overdue(self, before_s: float) -> Sequence | None:
+        """The first of the parked that was overtaken at `before_s` or earlier: nobody may pass it. `before_s` never
+        falls. Amortised O(log): each of the parked comes once."""
+        while (seq := self._first_overtaken()) is not None and (seq.overtaken_since_s or 0.0) <= before_s:
+            heappush(self._overdue, self._overtaken.popleft())
+        return _first(self._overdue)
+
+    def _first_overtaken(self) -> Sequence | None:
+        while self._overtaken and self._overtaken[0][1] != self._overtaken[0][2].ticket:
+            self._overtaken.popleft()
+        return self._overtaken[0][2] if self._overtaken else None
 
     def first_small(self) -> Sequence | None:
         """The first whose whole demand is small enough to pass a head that waits for KV space."""

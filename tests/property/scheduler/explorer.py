@@ -41,8 +41,9 @@ class Action:
 
 @dataclass
 class SmallWorld:
-    """What is explored. `plans_ahead` 2: plan(n + 1) may come before commit(n). `rolls_back`: a step in flight may fail
-    and the newest be preempted for lack of device memory. `ticks`: how often time passes, `tick_s` at once."""
+    """What is explored. `plans_ahead` 2: plan(n + 1) may come before commit(n). `mishaps`: how often a step in
+    flight may fail or the newest be preempted for lack of device memory. `ticks`: how often time passes, `tick_s` at
+    once."""
 
     requests: tuple[GenerationRequest, ...]
     settings: SchedulerConfig
@@ -51,7 +52,7 @@ class SmallWorld:
     max_model_len: int = 100
     plans_ahead: int = 2
     aborts: bool = True
-    rolls_back: bool = False
+    mishaps: int = 0
     ticks: int = 0
     tick_s: float = 10.0
 
@@ -74,10 +75,11 @@ class SmallWorld:
                 yield Action("commit", tuple(row for i, row in enumerate(rows) if mask >> i & 1))
         if self.aborts:
             yield from (Action("abort", (seq_id,)) for seq_id in world.ledger.live)
-        if self.rolls_back and world.in_flight:
-            yield Action("roll_back")
-        if self.rolls_back and not world.in_flight and world.scheduler.num_running > 1:
-            yield Action("preempt_newest")
+        if world.num_mishaps < self.mishaps:
+            if world.in_flight:
+                yield Action("roll_back")
+            if not world.in_flight and world.scheduler.num_running > 1:
+                yield Action("preempt_newest")
         if world.now_s < self.ticks * self.tick_s:
             yield Action("tick")
 
@@ -92,8 +94,10 @@ class SmallWorld:
             case "abort":
                 world.abort(action.chosen[0])
             case "roll_back":
+                world.num_mishaps += 1
                 world.rollback()
             case "preempt_newest":
+                world.num_mishaps += 1
                 world.scheduler.preempt_newest()
             case "tick":
                 world.now_s += self.tick_s

@@ -18,6 +18,7 @@ from typing import Any
 from replica.scheduler import admission, planning, preemption
 from replica.scheduler.block_pool import BlockPool
 from replica.scheduler.block_tables import BlockTables
+from replica.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
             "StepDraft(state.config.max_num_batched_tokens + 1,",
         ),
     ),
-    "skip without bound": (Edit(admission._overdue, "since is not None and", "False and since is not None and"),),
+    "skip without bound": (Edit(WaitingQueue.first_overdue, "return _first(self._overdue)", "return None"),),
     "watermark on running": (
         Edit(
             preemption.make_room,

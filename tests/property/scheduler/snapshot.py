@@ -78,7 +78,7 @@ def state_key(world: World) -> Hashable:
         tuple(seq.request.request_id for seq in batch.ending.values()),
         tuple(batch.left),
         state.decode_rows is not None,
-        (state.admit_nobody, state.refilling, world.now_s),
+        (state.admit_nobody, state.refilling, world.now_s, world.num_mishaps),
         tuple(labels.of(block) for block in state.tables.pool._cached_free),
         tuple(seq.request.request_id for seq in waiting._not_overtaken if seq.status is SequenceStatus.WAITING),
     )

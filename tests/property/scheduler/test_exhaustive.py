@@ -36,7 +36,7 @@ UNEQUAL = requests((SHARED, 4), ([20, 21, 22], 3), ([30], 3), priorities=(1, 0, 
 
 def small_world(whose: tuple[GenerationRequest, ...], of: dict[str, Any], **fields: Any) -> SmallWorld:
     """Three places, four tokens a step, no reserve; `fields` are those of the world or of the scheduler's settings."""
-    ours = {name: fields.pop(name) for name in ("num_blocks", "max_model_len", "rolls_back", "ticks") if name in fields}
+    ours = {name: fields.pop(name) for name in ("num_blocks", "max_model_len", "mishaps", "ticks") if name in fields}
     defaults: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 4, "watermark": 0.0, "kv_bypass_s": 0.0}
     return SmallWorld(whose, SchedulerConfig(**{**defaults, **fields}), **of, **ours)
 
@@ -76,16 +76,17 @@ WORLDS: dict[str, tuple[int, str, SmallWorld]] = {
         "tick",
         small_world(LONG, ALONE, ticks=1, long_prefill_token_threshold=4, max_long_partial_prefills=1),
     ),
+    "steps fail twice": (2_000, "roll_back", small_world(TWINS[:2], AHEAD, num_blocks=4, mishaps=2)),
     "one partial prefill at a time": (2_000, "abort", small_world(LONG, ALONE, max_num_partial_prefills=1)),
 }
 
 DEEPER: dict[str, tuple[int, str, SmallWorld]] = {
-    "steps fail and memory runs out": (
+    "steps fail, memory runs out": (
         10_000,
         "roll_back",
-        small_world(TWINS[:2], AHEAD, num_blocks=4, rolls_back=True),
+        small_world(TWINS, AHEAD, num_blocks=5, max_num_seqs=2, mishaps=1),
     ),
-    "steps of three fail": (10_000, "roll_back", small_world(LONG, ALONE, rolls_back=True, max_num_seqs=2)),
+    "promised blocks and failing steps": (10_000, "roll_back", small_world(PROMISED, ALONE, mishaps=2)),
     "six blocks, ahead": (10_000, "preempted", small_world(COUSINS, AHEAD)),
     "time passes twice": (
         10_000,
@@ -97,7 +98,7 @@ DEEPER: dict[str, tuple[int, str, SmallWorld]] = {
         "tick",
         small_world(LONG, ALONE, ticks=2, long_prefill_token_threshold=2, max_long_partial_prefills=1),
     ),
-    "priority ahead": (10_000, "preempted", small_world(UNEQUAL, AHEAD, num_blocks=5, policy="priority")),
+    "priority ahead": (9_000, "preempted", small_world(UNEQUAL, AHEAD, num_blocks=5, policy="priority")),
 }
 
 

@@ -32,6 +32,7 @@ class World:
     config: SchedulerConfig
     model: FakeModel
     now_s: float = 0.0
+    num_mishaps: int = 0
     scheduler: Scheduler = field(init=False)
     ledger: Ledger = field(init=False)
     in_flight: list[tuple[StepPlan, InFlightStep]] = field(init=False, default_factory=list)

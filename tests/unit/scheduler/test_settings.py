@@ -140,6 +140,35 @@ def test_a_long_prompt_overtaken_for_long_enough_is_passed_by_nobody(skip_s: flo
     w.check_outputs()
 
 
+def test_a_long_prompt_that_nobody_may_pass_stops_those_behind_it_also_from_behind_another_long_prompt() -> None:
+    """0 holds the long slot. 1 lost its place to a preemption and is long now: it comes before 2 and wasn't passed."""
+    w = world(
+        max_num_batched_tokens=12,
+        long_prefill_token_threshold=4,
+        max_long_partial_prefills=1,
+        max_prefill_skip_s=2.0,
+        kv_bypass_s=0.0,
+        enable_prefix_caching=False,
+    )
+    w.add(request([6] * 200, 1))
+    w.add(request([5], 60, ignore_eos=True))
+    for _ in range(6):
+        w.step()
+    w.add(request([7] * 30, 1))
+    w.now_s = 1.0
+    w.add(request([8], 1))
+    assert joined(w.step()) == [3], "2 is overtaken"
+    assert w.scheduler.preempt_newest()
+    w.step()
+    entered = []
+    for w.now_s in (2.9, 3.0):
+        w.add(request([8], 1))
+        entered += joined(w.step())
+    assert entered == [4]
+    w.drain()
+    w.check_outputs()
+
+
 def kv_blocked(**settings: Any) -> World:
     """Sequence 0 holds 5 of 10 blocks; the head, 1, needs 6."""
     w = world(num_blocks=10, **settings)
