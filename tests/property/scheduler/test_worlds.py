@@ -103,30 +103,35 @@ def test_choices_of_one_request_that_do_not_fit_together_finish() -> None:
     finish(w)
 
 
-def fuzz(num_requests: int) -> None:
+def fuzz(num_requests: int, oom_every: int = 0) -> None:
     """Many short-lived requests in a small pool: prompts around block boundaries, half of them sharing a prefix."""
     rng = random.Random(17)
     shared = [rng.randrange(3, VOCAB) for _ in range(100)]
     w = world(24, 8, max_num_seqs=16, max_num_batched_tokens=40)
+    w.model.oom_every = oom_every
     w.scheduler._check_always = False
     for i in range(num_requests):
         length = rng.randint(7, 49)
         prompt = shared[:length] if i % 2 else [rng.randrange(3, VOCAB) for _ in range(length)]
         w.add(request(prompt, rng.randint(1, 40), temperature=1.0), seed=i)
         while w.scheduler.num_waiting + w.scheduler.num_running > 32:
-            w.step()
+            w.step_survivably()
         if i % 50 == 0:
             w.scheduler.check_invariants()
+    w.drain_survivably()
     finish(w)
 
 
-def test_a_thousand_short_requests_in_a_small_pool_give_what_each_gives_alone() -> None:
-    fuzz(1_000)
+@pytest.mark.parametrize("oom_every", [0, 7])
+def test_a_thousand_short_requests_in_a_small_pool_give_what_each_gives_alone(oom_every: int) -> None:
+    fuzz(1_000, oom_every)
 
 
 @pytest.mark.slow
-def test_ten_thousand_short_requests_in_a_small_pool_give_what_each_gives_alone() -> None:
-    fuzz(10_000)
+@pytest.mark.parametrize("oom_every", [0, 7])
+def test_ten_thousand_short_requests_in_a_small_pool_give_what_each_gives_alone(oom_every: int) -> None:
+    """Every seventh step fails for lack of device memory: it is rolled back, and the newest gives its blocks back."""
+    fuzz(10_000, oom_every)
 
 
 def test_prefill_of_one_long_prompt_never_stops_running_decodes() -> None:

@@ -126,20 +126,23 @@ class World:
         return steps
 
     def drain_survivably(self) -> None:
-        """Like an engine under faults: out of memory preempts, a step that raises is tried row by row."""
         while self.scheduler.has_work:
-            plan = self._checked_plan()
-            assert plan is not None
-            try:
-                result = self.model.submit(plan).result()
-            except OutOfDeviceMemory:
-                self.scheduler.rollback(plan)
-                self.ledger.rolled_back(plan)
-                self.scheduler.preempt_newest()
-                continue
-            except RuntimeError:
-                result = self._row_by_row(plan)
-            self.commit_result(plan, result)
+            self.step_survivably()
+
+    def step_survivably(self) -> None:
+        """Like an engine under faults: out of memory preempts, a step that raises is tried row by row."""
+        plan = self._checked_plan()
+        assert plan is not None
+        try:
+            result = self.model.submit(plan).result()
+        except OutOfDeviceMemory:
+            self.scheduler.rollback(plan)
+            self.ledger.rolled_back(plan)
+            self.scheduler.preempt_newest()
+            return
+        except RuntimeError:
+            result = self._row_by_row(plan)
+        self.commit_result(plan, result)
 
     def _row_by_row(self, plan: StepPlan) -> StepResult:
         tokens, failed = [], {}
