@@ -8,8 +8,9 @@ limits that aren't named their start values. The answer is that of GET, for this
 nothing anywhere; a replica that fell silent between the two rounds is in `silent` and gets it later.
 
 Who may POST is `ingress.limits_from`. By default clients on the machine where the request entered, and no browser:
-a web page can make one send requests to 127.0.0.1, and browsers name the page in `Origin`. A proxy on that machine
-must set X-Forwarded-For, as proxies do; what it says counts then, and only from there.
+a web page can make one send requests to 127.0.0.1, and browsers name the page in `Origin`. What came through a proxy
+is refused wherever it came from: whom a proxy names isn't believed. A proxy that sets none of `PROXY_HEADERS` (nginx's
+bare proxy_pass, socat, ssh -R) can't be told from a client on its machine: behind one, set `limits_from: nowhere`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from replica.errors import BrimfulError, Forbidden, InvalidRequest, SettingError
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4096
+PROXY_HEADERS = ("x-forwarded-for", "x-real-ip", "forwarded", "via")
 LimitsFrom = Literal["this-machine", "anywhere", "nowhere"]
 
 
@@ -81,6 +83,8 @@ def check_sender(request: Request, limits_from: LimitsFrom) -> None:
         raise Forbidden("limits can't be changed here: ingress.limits_from is nowhere")
     if "origin" in request.headers:
         raise Forbidden("limits can't be changed by a web page, unless ingress.limits_from is anywhere")
+    if through := next((name for name in PROXY_HEADERS if name in request.headers), None):
+        raise Forbidden(f"limits can't be changed through a proxy ({through}), unless ingress.limits_from is anywhere")
     if not _is_this_machine(request.client.host if request.client else ""):
         raise Forbidden("limits can be changed only from the machine itself, unless ingress.limits_from is anywhere")
 

@@ -106,9 +106,10 @@ def _environment(folder: RunFolder, *, private: bool) -> dict[str, str]:
 
     A private cluster: authentication on, with this run's own token; node address 127.0.0.1 (Ray has no setting of its
     own for that: a switch for systems without cluster support makes it stay on the loopback); no usage reports; all
-    temporary files in the run's folder.
+    temporary files in the run's folder. Without what would make uvicorn believe any client about who it is.
     """
     environment = dict(os.environ)
+    environment.pop("FORWARDED_ALLOW_IPS", None)
     environment[MARKER] = str(folder.path)
     environment["TMPDIR"] = str(folder.temporary_path)
     environment["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -10,11 +10,12 @@ import httpx
 import pytest
 from rich.console import Console
 from starlette.applications import Starlette
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.cli.limits import change_limits, fetch_limits, given_limits, show_limits
 from deployments.config import IngressSettings, ModelSettings
 from deployments.limited_replicas_fake import FakeLimitedReplicas
-from deployments.limits_endpoint import MAX_BODY_BYTES, LimitsOfModel, limits_routes
+from deployments.limits_endpoint import MAX_BODY_BYTES, PROXY_HEADERS, LimitsOfModel, limits_routes
 from deployments.live_limits import LiveLimits
 from deployments.model_client_fake import FakeModelClient
 from deployments.served_model import ServedModel
@@ -158,7 +159,9 @@ async def test_a_silent_replica_is_503_and_named() -> None:
         ("this-machine", "::ffff:10.0.0.7", {}, 403),
         ("this-machine", "no address", {}, 403),
         ("this-machine", "127.0.0.1", {"origin": "http://127.0.0.1:8000"}, 403),
+        *(("this-machine", "127.0.0.1", {name: "127.0.0.1"}, 403) for name in PROXY_HEADERS),
         ("anywhere", "10.0.0.7", {"origin": "http://example.org"}, 200),
+        ("anywhere", "127.0.0.1", {"x-forwarded-for": "10.0.0.7"}, 200),
         ("nowhere", "127.0.0.1", {}, 403),
     ],
 )
@@ -172,6 +175,25 @@ async def test_who_may_change_limits(limits_from: str, host: str, headers: dict[
         assert "ingress.limits_from" in answer.json()["error"]["message"]
     async with site.client(host) as client:
         assert (await client.get("/limits")).status_code == 200, "everybody may look"
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "named"),
+    [
+        ("10.0.0.7", "*", "127.0.0.1"),  # FORWARDED_ALLOW_IPS=*: a remote client names itself as it likes
+        ("127.0.0.1", "127.0.0.1,::1", "10.0.0.7"),
+        ("::ffff:127.0.0.1", "127.0.0.1,::1", "10.0.0.7"),  # a local proxy that uvicorn doesn't take for one
+        ("127.0.0.2", "127.0.0.1,::1", "10.0.0.7"),
+    ],
+)
+async def test_whom_a_proxy_names_does_not_count(host: str, trusted: str, named: str) -> None:
+    site = Site("small")
+    behind_uvicorn = ProxyHeadersMiddleware(site.app, trusted_hosts=trusted)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(behind_uvicorn, client=(host, 1))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(base_url="http://service", transport=transport) as client:
+        answer = await client.post("/limits", json=HALF, headers={"x-forwarded-for": named})
+    assert (answer.status_code, site.tokens()) == (403, {64})
+    assert "through a proxy (x-forwarded-for)" in answer.json()["error"]["message"]
 
 
 # ---- the command ----
