@@ -92,12 +92,47 @@ def test_a_watermark_that_cures_nothing_is_no_evidence() -> None:
 def test_what_two_plays_of_one_row_differ_by_is_no_effect() -> None:
     rows = [row("off"), row("on", itl_p99_s=0.014), row("on, small", itl_p99_s=0.012)]
     assert "already at the same budget" in read_chunked_prefill(rows).text
-    slower = row("off, again", itl_p99_s=0.030).result
-    assert "not by chunking alone" in read_chunked_prefill(rows, slower).text
-    far_slower = row("off, again", itl_p99_s=0.040).result
-    reading = read_chunked_prefill(rows, far_slower)
-    assert not reading.shown
-    assert reading.text.endswith("(p99 20.0 -> 12.0 ms (chance: 100%))")
+    rows[1] = row("on", itl_p99_s=0.018)
+    assert "already at the same budget" in read_chunked_prefill(rows).text
+    slower = row("off, again", itl_p99_s=0.0225).result
+    reading = read_chunked_prefill(rows, slower)
+    assert reading.shown
+    assert "p99 20.0 -> 12.0 ms (chance: 12%), not by chunking alone" in reading.text
+
+
+def test_nothing_is_read_from_what_two_plays_of_one_row_do_not_agree_on() -> None:
+    rows = [row("off"), row("on", itl_p99_s=0.014), row("on, small", itl_p99_s=0.012, ttft_p99_s=3.0)]
+    reading = read_chunked_prefill(rows, row("off, again", itl_p99_s=0.0368).result)
+    assert (reading.shown, reading.text) == (False, "not shown: two plays of one row differ by 84% in ITL p99")
+    reading = read_chunked_prefill(rows, row("off, again", ttft_p99_s=2.5).result)
+    assert reading.shown
+    assert "; whether TTFT pays for it is not shown, p99 2000.0 -> 3000.0 ms (chance: 25%)" in reading.text
+    rows = [row("8"), row("16", output_tokens_per_s=101.0, num_preemptions=60)]
+    reading = read_max_num_seqs(rows, row("8, again", output_tokens_per_s=86.0).result)
+    assert (reading.shown, reading.text) == (
+        False,
+        "not shown: two plays of one row differ by 16% in tokens per second",
+    )
+
+
+def test_an_itl_within_chance_is_no_pressure() -> None:
+    rows = [row("8"), row("16", itl_p99_s=0.05)]
+    assert read_max_num_seqs(rows).shown
+    assert not read_max_num_seqs(rows, row("8, again", itl_p99_s=0.024).result).shown
+
+
+def test_throughput_that_falls_is_said_to_fall() -> None:
+    rows = [row("8", output_tokens_per_s=90.0), row("16"), row("32", output_tokens_per_s=84.2, itl_p99_s=0.030)]
+    assert read_max_num_seqs(rows).text == (
+        "from 16 to 32 tokens per second change by -15.8% and throughput falls while pressure grows (ITL p99 20.0 -> "
+        "30.0 ms): the KV pool is the limit"
+    )
+
+
+def test_a_few_preemptions_more_or_less_are_no_evidence() -> None:
+    assert not read_max_num_seqs([row("16", num_preemptions=9), row("32", num_preemptions=11)]).shown
+    assert not read_watermark([row("0", num_preemptions=11), row("0.05", num_preemptions=9)]).shown
+    assert read_watermark([row("0", num_preemptions=17), row("0.05", num_preemptions=9)]).shown
 
 
 def test_a_gain_within_chance_is_no_gain() -> None:
