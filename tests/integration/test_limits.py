@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.service import Service
 
 NUM_CLIENTS = 4
-START_TOKENS, HALF = 512, 256
-"""The fixture's model has the default budget of a CPU."""
+HALF = 256
+"""Of the fixture's model, which has the default budget of a CPU."""
 NUM_STEPS = 15
 LIMIT_S = 60.0
 
@@ -123,24 +123,32 @@ async def load(service: Service) -> AsyncIterator[list[str]]:
 async def test_halving_the_budget_under_load_is_obeyed_by_the_next_steps_and_nobody_fails(service: Service) -> None:
     async with load(service) as ends:
         await until(service, lambda s: all(one.num_wide > 0 for one in s.values()) and len(s) == 2, "wide steps")
-        code, out, err = await brimful(service, "--model", "tiny", "--max-num-batched-tokens", str(HALF), "--json")
-        assert (code, err) == (0, "")
-        (model,) = json.loads(out)["models"]
-        assert [replica["now"]["max_num_batched_tokens"] for replica in model["replicas"]] == [HALF, HALF]
-        lowered = await until(service, lambda s: all(one.budget == HALF for one in s.values()), "gauges that follow")
-        later = await until(
-            service,
-            lambda s: all(s[one].num_steps >= lowered[one].num_steps + NUM_STEPS for one in lowered),
-            "more steps",
-        )
-        assert {one: steps.num_wide for one, steps in later.items()} == {
-            one: steps.num_wide for one, steps in lowered.items()
-        }
-        code, _, _ = await brimful(service, "--model", "tiny", "--reset")
+        try:
+            later = await halved(service)
+        finally:
+            code, _, _ = await brimful(service, "--model", "tiny", "--reset")
         assert code == 0
         await until(service, lambda s: all(s[one].num_wide > later[one].num_wide for one in later), "wide steps again")
     assert len(ends) > NUM_CLIENTS
     assert set(ends) == {"length"}
+
+
+async def halved(service: Service) -> dict[str, Steps]:
+    """Halve the budget; the steps after `NUM_STEPS` more of each replica, none of them wide."""
+    code, out, err = await brimful(service, "--model", "tiny", "--max-num-batched-tokens", str(HALF), "--json")
+    assert (code, err) == (0, "")
+    (model,) = json.loads(out)["models"]
+    assert [replica["now"]["max_num_batched_tokens"] for replica in model["replicas"]] == [HALF, HALF]
+    lowered = await until(service, lambda s: all(one.budget == HALF for one in s.values()), "gauges that follow")
+    later = await until(
+        service,
+        lambda s: all(s[one].num_steps >= lowered[one].num_steps + NUM_STEPS for one in lowered),
+        "more steps",
+    )
+    assert {one: steps.num_wide for one, steps in later.items()} == {
+        one: steps.num_wide for one, steps in lowered.items()
+    }
+    return later
 
 
 @pytest.mark.parametrize(
@@ -175,13 +183,14 @@ async def test_the_table_shows_both_models(service: Service) -> None:
 
 
 async def test_only_this_machine_may_change_limits(service: Service) -> None:
+    before = await limits_now(service)
     body = {"model": "tiny", "limits": {"max_num_seqs": 3}}
     async with httpx.AsyncClient(base_url=service.url, timeout=10, trust_env=False) as client:
         through_proxy = await client.post("/limits", json=body, headers={"x-forwarded-for": "192.0.2.7"})
         web_page = await client.post("/limits", json=body, headers={"origin": "http://example.org"})
     assert [answer.status_code for answer in (through_proxy, web_page)] == [403, 403]
     assert through_proxy.json()["error"]["code"] == "forbidden"
-    assert await budgets(service) == [START_TOKENS, START_TOKENS]
+    assert await limits_now(service) == before
 
 
 @pytest.mark.slow
