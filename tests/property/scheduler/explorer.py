@@ -169,18 +169,21 @@ def rare_collections() -> Iterator[None]:
     """Thousands of worlds are made and dropped: the garbage collector looks at many of them at once."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, *before[1:])
-    yield
-    gc.set_threshold(*before)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @rare_collections()
 def explore(world: SmallWorld, max_states: int = 1_000_000) -> Exploration:
-    """Goes everywhere. Raises AssertionError with the way there where a law is broken."""
+    """Goes everywhere. Raises AssertionError with the way there where a law is broken, and for a world of more than
+    `max_states`: what wasn't gone through whole shows nothing."""
     found = Exploration(world)
     start = world.begin()
     found.number_of(start, None)
     frontier = [(0, freeze(start), list(world.actions(start)))]
-    while frontier and found.num_states < max_states:
+    while frontier:
         number, frozen, actions = frontier.pop()
         for action in actions:
             there = thaw(frozen)
@@ -194,11 +197,11 @@ def explore(world: SmallWorld, max_states: int = 1_000_000) -> Exploration:
             found.seen[action.verb] += 1
             found.seen["preempted"] += action.verb == "plan" and there.ledger.num_preemptions > before[1]
             if is_new:
+                assert found.num_states <= max_states, f"not gone through whole: over {max_states:,} states"
                 frontier.append((reached, freeze(there), list(world.actions(there))))
             if action.verb in ("plan", "commit"):
                 found.onward[number].append((reached, action.verb == "plan", there.ledger.num_received > before[0]))
-    if not frontier:
-        check_progress(found)
+    check_progress(found)
     return found
 
 
