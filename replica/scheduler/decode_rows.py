@@ -80,14 +80,27 @@ class DecodeRows:
             self.commit_due[place] = seq.commit_due
 
     def check(self, departed: set[Sequence]) -> None:
-        """Raises AssertionError unless the columns say of those who are still there what the sequences say."""
+        """Raises AssertionError unless the columns say of those who are still there what the sequences say. A
+        `commit_due` may be early, and a token may be pending here that is known by now."""
+        arrivals = [seq.arrival for seq in self.seqs]
+        assert arrivals == sorted(set(arrivals)), "decodes are out of order"
         for row, seq in enumerate(self.seqs):
             if seq not in departed:
-                said = (self.ends[row], self.lanes[row], self.admissions[row], self.plan_due[row])
-                known = (seq.num_scheduled, seq.lane, seq.admission, seq.plan_due)
-                assert said == known, "a decode's columns are out of date"
-                assert self.commit_due[row] <= seq.commit_due, "a decode's commit would miss what is due"
-                assert self.block_tables[row] is seq.block_table and self.known[row] is seq.tokens, "columns of another"
+                self._check_row(row, seq)
+        late = {seq for seq in self.seqs if seq not in departed and seq.num_scheduled - 1 < seq.caught_up_at}
+        assert {seq for seq in self.catching_up if seq not in departed} == late, "who catches up is out of date"
+
+    def _check_row(self, row: int, seq: Sequence) -> None:
+        start = self.starts[row]
+        said = (self.seq_ids[row], start + 1, self.lanes[row], self.admissions[row], self.plan_due[row])
+        known = (seq.seq_id, seq.num_scheduled, seq.lane, seq.admission, seq.plan_due)
+        assert said == known and self.ends[row] == start + 1, "a decode's columns are out of date"
+        assert self.output_index[row] + 1 == seq.num_output_tokens, "a decode's draw has another number"
+        assert self.token_ids[row] in (PENDING_TOKEN, seq.tokens[start]), "a decode computes another token"
+        assert self.sampled is None or self.sampled[row] == seq.tokens[start + 1], "a decode sampled another token"
+        assert self.commit_due[row] <= seq.commit_due, "a decode's commit would miss what is due"
+        assert self.block_tables[row] is seq.block_table and self.known[row] is seq.tokens, "columns of another"
+        assert self.stop_ids[row] is seq.stop_ids, "columns of another"
 
     def _place(self, seq: Sequence) -> int:
         return bisect_left(self.seqs, seq.arrival, key=by_arrival)

@@ -1,0 +1,86 @@
+"""The columns of decodes against the sequences: whatever is wrong in one of them is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from replica.scheduler.decode_rows import DecodeRows
+from tests.unit.scheduler.rig import World, request, world
+
+
+def decoding() -> tuple[World, DecodeRows]:
+    """Three decodes whose columns were carried on, and whose step is committed."""
+    w = world()
+    for token in (5, 6, 7):
+        w.add(request([token], 9, ignore_eos=True))
+    for _ in range(3):
+        w.step()
+    rows = w.scheduler._state.decode_rows
+    assert rows is not None and len(rows.seqs) == 3
+    w.scheduler.check_invariants()
+    return w, rows
+
+
+def set_to(column: str, value: Any) -> Callable[[DecodeRows], None]:
+    def spoil(rows: DecodeRows) -> None:
+        getattr(rows, column)[1] = value
+
+    return spoil
+
+
+def reverse(rows: DecodeRows) -> None:
+    for column in DecodeRows.__slots__:
+        if column not in ("catching_up", "fresh"):
+            getattr(rows, column).reverse()
+
+
+def late_names(rows: DecodeRows) -> None:
+    rows.commit_due[1] = rows.seqs[1].commit_due + 1
+
+
+def somebody_catches_up(rows: DecodeRows) -> None:
+    rows.catching_up = [rows.seqs[1]]
+
+
+def somebody_recomputes_unseen(rows: DecodeRows) -> None:
+    rows.seqs[1].lost(rows.seqs[1].num_scheduled)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (set_to("seq_ids", 0), "a decode's columns are out of date"),
+        (set_to("lanes", 0), "a decode's columns are out of date"),
+        (set_to("admissions", 1), "a decode's columns are out of date"),
+        (set_to("plan_due", 0), "a decode's columns are out of date"),
+        (set_to("starts", 1), "a decode's columns are out of date"),
+        (set_to("ends", 2), "a decode's columns are out of date"),
+        (set_to("output_index", 1), "a decode's draw has another number"),
+        (set_to("token_ids", 99), "a decode computes another token"),
+        (set_to("sampled", 99), "a decode sampled another token"),
+        (set_to("block_tables", []), "columns of another"),
+        (set_to("known", []), "columns of another"),
+        (set_to("stop_ids", frozenset({3})), "columns of another"),
+        (late_names, "a decode's commit would miss what is due"),
+        (somebody_catches_up, "who catches up is out of date"),
+        (somebody_recomputes_unseen, "who catches up is out of date"),
+        (reverse, "decodes are out of order"),
+    ],
+)
+def test_a_column_that_disagrees_with_its_sequence_is_noticed(spoil: Callable[[DecodeRows], None], said: str) -> None:
+    w, rows = decoding()
+    spoil(rows)
+    with pytest.raises(AssertionError, match=f"^{said}"):
+        w.scheduler.check_invariants()
+
+
+def test_of_who_has_departed_nothing_is_asked() -> None:
+    w, rows = decoding()
+    w.abort(1)
+    set_to("output_index", 99)(rows)
+    w.scheduler.check_invariants()
+    w.drain()
+    w.check_outputs()
