@@ -97,7 +97,8 @@ def markdown_table(rows: Iterable[SpreadRow]) -> list[str]:
         "TTFT p50, s",
         "ITL p99, ms",
         "gain in steps",
-        "gain in seconds",
+        "gain in undisturbed seconds",
+        "as timed",
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
@@ -115,6 +116,7 @@ def markdown_table(rows: Iterable[SpreadRow]) -> list[str]:
             f"{one.itl_p99_s * 1e3:.1f} -> {two.itl_p99_s * 1e3:.1f}",
             f"{row.gain_in_steps:.2f} ({predicted.gain_in_steps:.2f})",
             f"{row.gain_in_seconds:.2f} ({predicted.gain_in_seconds:.2f})",
+            f"{row.gain_as_timed:.2f}",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -125,8 +127,10 @@ def markdown_readings(readings: Iterable[tuple[str, Reading]]) -> list[str]:
     return [f"- `{name}`: {reading.text}" for name, reading in readings]
 
 
-def verdict_lines(checks: Sequence[Check]) -> list[str]:
-    return [check.as_line() for check in checks]
+def verdict_lines(rows: Iterable[SpreadRow], checks: Sequence[Check]) -> list[str]:
+    """What is checked, and the tie in seconds as they went by, which isn't."""
+    told = [line for row in rows if (line := row.tie_as_timed())]
+    return [*(check.as_line() for check in checks), *(f"     {line}" for line in told)]
 
 
 def spread_json(row: SpreadRow) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def story(
 
     The same requests with ever more spread output lengths, in fixed batches and in continuous ones; the gain is held
     against what it must be. Then max_num_seqs, chunked prefill and watermark, one at a time. Exit code 1 when a check
-    fails. Takes half a minute simulated, about 6 minutes real (on 2 quiet cores). The last line is JSON.
+    fails; sentences that are "not shown" are only told. Takes half a minute simulated, about 6 minutes real (on 2 quiet
+    cores). The last line is JSON.
     """
     from bench.simulate.step_cost import load_cost
     from bench.story.experiment import real_size, simulated_size, virtual_engines
@@ -86,7 +87,7 @@ def _tell(
     _print_lines(report.about(size.spread, cost))
     rows, door = play_batching(open_engine, size, cost, progress)
     checks = [check for row in rows for check in row.checks()]
-    for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(checks)):
+    for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(rows, checks)):
         _print_lines(["", *table])
     at_the_door = read_door(door, size.spread.batch_size)
     _print_lines(["", *report.door_lines(door, at_the_door)])

@@ -96,6 +96,6 @@ def test_the_real_engine_is_held_against_the_given_cost(
     real_engines_cost(PER_TOKEN, monkeypatch)
     assert run(line) == 1
     shown = capsys.readouterr().out
-    assert "\nFAIL W7: gain in seconds is explained: 1.0" in shown
+    assert "\nFAIL W7: gain in undisturbed seconds is explained: 1.0" in shown
     failed = [check["name"] for check in result_in(shown)["checks"] if not check["passed"]]
-    assert failed == [f"{name}: gain in seconds is explained" for name in ("+-50%", "W2", "W7")]
+    assert failed == [f"{name}: gain in undisturbed seconds is explained" for name in ("+-50%", "W2", "W7")]

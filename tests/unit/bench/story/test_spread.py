@@ -4,6 +4,7 @@ import pytest
 
 from bench.simulate.step_cost import H100_8B, StepCost
 from bench.story.experiment import play_batching, real_size, virtual_engines
+from bench.story.report import markdown_table, verdict_lines
 from bench.story.spread import SpreadRow
 
 SIZE = replace(real_size(0), spreads=("equal", "+-100%", "W7"))
@@ -47,7 +48,7 @@ def test_seconds_that_the_cost_does_not_explain_fail_the_check() -> None:
     equal, _, zipf = rows(played_at=per_token, explained_by=H100_8B)
     assert all(check.passed for check in equal.checks())
     assert [check.passed for check in zipf.checks()] == [True, False]
-    assert zipf.checks()[1].as_line().startswith("FAIL W7: gain in seconds is explained: ")
+    assert zipf.checks()[1].as_line().startswith("FAIL W7: gain in undisturbed seconds is explained: ")
 
 
 def test_a_batch_that_is_not_refilled_at_once_fails_the_check_of_steps() -> None:
@@ -60,6 +61,18 @@ def test_unequal_engines_fail_the_tie() -> None:
     equal = rows(H100_8B, H100_8B)[0]
     unequal = replace(equal, gain_in_seconds=1.06)
     assert [check.passed for check in unequal.checks()] == [True, True, False]
+
+
+def test_a_tie_in_the_seconds_that_went_by_is_told_apart_from_the_checks() -> None:
+    equal, _, zipf = rows(H100_8B, H100_8B)
+    assert zipf.tie_as_timed() is None
+    assert verdict_lines([equal, zipf], equal.checks())[3:] == [
+        "     equal: gain in seconds as timed: 1.000 (+0.0%), not checked: also a tie"
+    ]
+    slower = replace(equal, gain_as_timed=0.92)
+    assert all(check.passed for check in slower.checks())
+    assert slower.tie_as_timed() == "equal: gain in seconds as timed: 0.920 (-8.0%), not checked: a tie is not shown"
+    assert markdown_table([slower])[2].endswith("| 1.00 (1.00) | 0.92 |")
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
