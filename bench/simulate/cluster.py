@@ -41,7 +41,7 @@ def simulate_cluster(
     """Play the trace to the end of its last request. `progress` is called after every window. `window_s`: None for the
     widest in which nothing comes late; narrower ones give the same result, more slowly.
 
-    Raises `RuntimeError` when a worker process fails.
+    Raises `RuntimeError` when a worker process fails, `ResourceError` when one is killed.
     """
     with collections_paused():
         return _simulate(settings, trace, progress, settings.back_s / 2 if window_s is None else window_s)

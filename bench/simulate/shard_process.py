@@ -16,6 +16,7 @@ from bench.simulate.settings import ClusterSettings
 from bench.simulate.shard import LocalShard, News, Sent
 from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
+from replica.errors import ResourceError
 
 _JOIN_S = 10.0
 
@@ -32,15 +33,16 @@ class RemoteShard:
         theirs.close()
 
     def begin(self, until_s: float, sent: list[Sent]) -> None:
-        self._pipe.send((until_s, sent))
+        self._send((until_s, sent))
 
     def finish(self) -> list[News]:
-        """Raises `RuntimeError` with the traceback of what went wrong there."""
+        """Raises `RuntimeError` with the traceback of what went wrong there, `ResourceError` when the process is gone;
+        so do `begin` and `close`."""
         news: list[News] = self._receive()
         return news
 
     def close(self) -> StepTotals:
-        self._pipe.send(None)
+        self._send(None)
         totals: StepTotals
         totals, self.peak_rss_bytes = self._receive()
         self._process.join(_JOIN_S)
@@ -53,14 +55,29 @@ class RemoteShard:
             self._process.kill()
             self._process.join(_JOIN_S)
 
+    def _send(self, order: Any) -> None:
+        try:
+            self._pipe.send(order)
+        except OSError:
+            if self._pipe.poll():  # it failed, and said why before it ended
+                self._receive()
+            raise self._killed() from None
+
     def _receive(self) -> Any:
         try:
             answer = self._pipe.recv()
-        except EOFError:
-            raise RuntimeError("a worker of the simulation was killed") from None
+        except (EOFError, OSError):
+            raise self._killed() from None
         if isinstance(answer, str):
             raise RuntimeError(f"a worker of the simulation failed:\n{answer}")
         return answer
+
+    def _killed(self) -> ResourceError:
+        self._process.join(_JOIN_S)
+        return ResourceError(
+            f"a worker of the simulation was killed (exit code {self._process.exitcode}); if the machine ran out of "
+            "memory, simulate fewer replicas or requests"
+        )
 
 
 @contextmanager

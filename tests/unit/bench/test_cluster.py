@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ from bench.simulate.capacity import capacity
 from bench.simulate.cluster import Pace, simulate_cluster
 from bench.simulate.outcome import Objectives, Outcome
 from bench.simulate.settings import ClusterSettings
+from bench.simulate.shard_process import RemoteShard
 from bench.simulate.step_cost import StepCost
 from bench.traces.generate import fixed_lengths, generate
 from bench.traces.trace import Trace, seconds
 from replica.config import SchedulerConfig
-from replica.errors import SettingError
+from replica.errors import ResourceError, SettingError
 from replica.model.api import ModelShape
 from router.config import RouterConfig
 
@@ -138,6 +140,32 @@ def test_a_worker_that_fails_is_told_with_its_reason() -> None:
     trace = replace(fixed_lengths(4, 0, prompt_tokens=10, output_tokens=1), block_ids=((),) * 3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"a worker of the simulation failed(.|\n)*IndexError"):
         play(replace(SETTINGS, num_replicas=2, num_workers=2, router=RouterConfig({"prefix_affinity": 0.0})), trace)
+
+
+def test_a_worker_that_is_killed_is_one_line_about_memory() -> None:
+    """Killed between two windows: by then an order to it breaks the pipe."""
+    before = set(multiprocessing.active_children())
+
+    def kill_one(_: Pace) -> None:
+        worker = next(child for child in multiprocessing.active_children() if child not in before)
+        worker.kill()
+        worker.join()
+
+    trace = fixed_lengths(4, 0, prompt_tokens=10, output_tokens=100)
+    with pytest.raises(ResourceError) as killed:
+        simulate_cluster(replace(SETTINGS, num_replicas=2, num_workers=2), trace, kill_one)
+    assert killed.value.message.startswith("a worker of the simulation was killed (exit code -9); if the machine ran")
+    assert "\n" not in killed.value.message
+
+
+def test_a_worker_that_is_killed_while_it_is_waited_for_is_told_too() -> None:
+    shard = RemoteShard(SETTINGS, fixed_lengths(1, 0, prompt_tokens=10, output_tokens=1), 0, 1)
+    shard.finish()
+    shard.kill()
+    with pytest.raises(ResourceError, match="was killed"):
+        shard.finish()
+    with pytest.raises(ResourceError, match="was killed"):
+        shard.close()
 
 
 @pytest.mark.parametrize(

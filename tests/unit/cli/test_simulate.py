@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from typing import Any
 
 import pytest
 
+from bench.simulate.cluster import Pace
+from deployments.cli import simulate_cluster
 from deployments.cli.commands import run
 
 SMALL = ["simulate", "--num-requests", "30", "--length-scale", "16", "--block-size", "16", "--replicas", "2"]
@@ -50,6 +53,21 @@ def test_all_requests_can_be_there_at_once(capsys: pytest.CaptureFixture[str]) -
     found = result_of([*SMALL, "--all-present", "--batching", "static", "--max-num-seqs", "3"], capsys)
     assert found["num_finished"] == 30
     assert (found["settings"]["rate"], found["max_waiting"]) == (None, 12)
+
+
+def test_a_killed_worker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(multiprocessing.active_children())
+
+    def kill_one(_: Pace) -> None:
+        worker = next(child for child in multiprocessing.active_children() if child not in before)
+        worker.kill()
+        worker.join()
+
+    monkeypatch.setattr(simulate_cluster, "_Progress", lambda _: kill_one)
+    assert run([*SMALL, "--workers", "2"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines()[-1].startswith("error: a worker of the simulation was killed (exit code -9); ")
 
 
 @pytest.mark.parametrize(
