@@ -96,12 +96,15 @@ class LiveLimits:
         if not others:
             return
         found, _ = await self._ask_these([*others, *sorted(equal)[:NUM_WITNESSES]])
-        for limits in found:
-            newest, replica_id = self._newest[_start_of(limits)], limits["replica_id"]
-            is_newest = limits["revision"] == newest["revision"]
-            if is_newest or await self._tell(replica_id, newest["now"], newest["revision"]):
-                equal |= {replica_id}
-        self._equal = equal
+        told = await asyncio.gather(*(self._bring_up(limits) for limits in found))
+        self._equal = equal.union(limits["replica_id"] for limits, took in zip(found, told, strict=True) if took)
+
+    async def _bring_up(self, limits: Limits) -> bool:
+        """Give a replica that has these limits the newest. False: silent, to be told again."""
+        newest = self._newest[_start_of(limits)]
+        if limits["revision"] == newest["revision"]:
+            return True
+        return await self._tell(limits["replica_id"], newest["now"], newest["revision"])
 
     async def _ask(self, replica_id: str) -> Limits | None:
         try:

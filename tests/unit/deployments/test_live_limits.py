@@ -151,6 +151,24 @@ async def test_two_changes_at_once_end_the_same_on_all_replicas() -> None:
     assert set(tokens_of(replicas).values()) == {48}, "of one revision, the larger id wins"
 
 
+async def test_replicas_that_come_together_are_told_together() -> None:
+    replicas = replicas_of("a")
+    limits = LiveLimits(replicas, "i")
+    await change(limits, max_num_batched_tokens=32)
+    replicas.start("b", START)
+    replicas.start("c", START)
+    all_told, set_budgets = asyncio.Barrier(2), replicas.set_budgets
+
+    async def answer_once_all_are_told(replica_id: str, budgets: Any, revision: Any) -> Any:
+        await all_told.wait()
+        return await set_budgets(replica_id, budgets, revision)
+
+    replicas.set_budgets = answer_once_all_are_told  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await limits.make_equal()
+    assert tokens_of(replicas) == {"a": 32, "b": 32, "c": 32}
+
+
 async def test_after_a_deployment_with_other_settings_the_deployment_counts() -> None:
     replicas = replicas_of("a")
     limits = LiveLimits(replicas, "i")
