@@ -48,7 +48,8 @@ class ModelRunner(Protocol):
     """Runs one ragged forward a step. Owns weights, KV tensors and per-lane sampling state; schedules nothing.
 
     `submit` may return before the device is done (then the next plan can be made meanwhile); steps run in the order
-    of submission. Running the same plan again (after an exception) writes the same KV and draws the same tokens.
+    of submission, and each result has lists of its own. Running the same plan again (after an exception) writes the
+    same KV and draws the same tokens.
     Raises `OutOfDeviceMemory` from `submit` or `result`; any other exception means that some row of the plan is poison.
     """
 

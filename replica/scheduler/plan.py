@@ -106,7 +106,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the model made of a plan. `token_ids[i]` is row i's sampled token or `PENDING_TOKEN`.
+    """What the model made of a plan. `token_ids[i]` is row i's sampled token or `PENDING_TOKEN`. Its lists pass to the
+    scheduler, which plans and reports with them: make new ones each step and change none afterwards.
 
     `failed_rows` maps a row to an error code of `replica/errors.py` (non-finite logits, a row that fails alone): its
     token is meaningless. `logprobs`: row -> for each position with logits, the log-probability of the next token and

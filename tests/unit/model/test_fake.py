@@ -48,6 +48,15 @@ def test_a_pending_token_is_what_its_lane_sampled_last() -> None:
     assert late.result().token_ids == [expected([5, 6, 7, first])]
 
 
+def test_each_step_has_lists_of_its_own_and_no_later_step_changes_them() -> None:
+    """The scheduler plans and reports with the lists that it was given."""
+    model = FakeModel(SHAPE)
+    first = model.submit(plan_of([5, 6, 7], 0, [2, 0])).result()
+    second = model.submit(plan_of([8], 3, [2, 0], joins=False)).result()
+    assert first.token_ids is not second.token_ids and first.failed_rows is not second.failed_rows
+    assert (first.token_ids, second.token_ids) == ([expected([5, 6, 7])], [expected([5, 6, 7, 8])])
+
+
 def test_reading_a_slot_that_was_never_written_or_was_poisoned_is_caught() -> None:
     model = FakeModel(SHAPE)
     with pytest.raises(AssertionError, match="never written"):

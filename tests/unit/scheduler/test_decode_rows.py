@@ -84,3 +84,16 @@ def test_of_who_has_departed_nothing_is_asked() -> None:
     w.scheduler.check_invariants()
     w.drain()
     w.check_outputs()
+
+
+def test_a_runner_that_reuses_the_list_of_its_last_result_is_noticed() -> None:
+    w, _ = decoding()
+    plan = w.plan()
+    assert plan is not None
+    _, step = w.in_flight.pop()
+    result = step.result()
+    w.commit_result(plan, result)
+    w.scheduler.check_invariants()
+    result.token_ids[1] += 1
+    with pytest.raises(AssertionError, match="a decode sampled another token"):
+        w.scheduler.check_invariants()
