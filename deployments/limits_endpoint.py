@@ -5,7 +5,8 @@ POST {"model", "route", "limits": {...}, "reset"}   one model: sets these limits
 
 Every field of a POST may be left out: `model` and `route` where only one model fits what is given. `reset` gives the
 limits that aren't named their start values. The answer is that of GET, for this model. A refused value changes
-nothing anywhere; a replica that fell silent between the two rounds is in `silent` and gets it later.
+nothing anywhere; a replica that fell silent between the two rounds is in `silent` and gets it later. A change that lost
+against one through another ingress process at the same time is answered with 503.
 
 Who may POST is `ingress.limits_from`. By default clients on the machine where the request entered, and no browser:
 a web page can make one send requests to 127.0.0.1, and browsers name the page in `Origin`. What came through a proxy
@@ -29,6 +30,7 @@ from starlette.routing import Route
 from deployments.config import IngressSettings
 from deployments.error_map import http_error
 from deployments.http_body import ClientLeft, read_body
+from deployments.limited_replicas import Limits
 from deployments.live_limits import LiveLimits
 from deployments.served_model import ServedModel
 from replica.errors import BrimfulError, Forbidden, InvalidRequest, SettingError, UnknownModel
@@ -58,7 +60,7 @@ class LimitsChange(BaseModel):
 
 def limits_routes(models: Sequence[LimitsOfModel], settings: IngressSettings) -> list[Route]:
     async def show(_: Request) -> Response:
-        return JSONResponse({"models": [await _shown(entry) for entry in models]})
+        return JSONResponse({"models": [_shown(entry, *await entry.limits.ask()) for entry in models]})
 
     async def change(request: Request) -> Response:
         try:
@@ -111,9 +113,7 @@ def parse_change(body: bytes) -> LimitsChange:
 
 async def _changed(models: Sequence[LimitsOfModel], change: LimitsChange) -> dict[str, Any]:
     entry = find_one(models, change)
-    silent = await entry.limits.change(change.limits, reset=change.reset)
-    shown = await _shown(entry)
-    return {"models": [{**shown, "silent": sorted({*shown["silent"], *silent})}]}
+    return {"models": [_shown(entry, *await entry.limits.change(change.limits, reset=change.reset))]}
 
 
 def find_one(models: Sequence[LimitsOfModel], change: LimitsChange) -> LimitsOfModel:
@@ -131,8 +131,7 @@ def find_one(models: Sequence[LimitsOfModel], change: LimitsChange) -> LimitsOfM
     return fitting[0]
 
 
-async def _shown(entry: LimitsOfModel) -> dict[str, Any]:
-    found, silent = await entry.limits.ask()
+def _shown(entry: LimitsOfModel, found: list[Limits], silent: list[str]) -> dict[str, Any]:
     return {"name": entry.model.name, "route": entry.model.settings.route, "replicas": found, "silent": silent}
 
 

@@ -3,7 +3,8 @@
 A change is two rounds over the running replicas. First each is asked whether it would take its new limits; if one
 would not, or doesn't answer, nothing changes. Then each is told. The order carries a *revision*, one more than the
 newest of any replica (the ingress process breaks ties); a replica passes over what isn't newer than its own, so that
-all end with the same whatever the order in which messages come.
+all end with the same whatever the order in which messages come. Of two ingress processes that change limits at the same
+time one wins on all replicas. So each looks again at the end, and the one whose change doesn't hold says so.
 
 The replicas hold the limits, and every ingress process remembers the newest that it saw. Whenever replicas come,
 an ingress looks again and gives the newest limits to those that have older ones: a replica that Serve starts in the
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 LOOK_PERIOD_S = 1.0
 NUM_WITNESSES = 3
 RETRY_AFTER_S = 5.0
+OVERWRITTEN = "another change came at the same time and counts instead of this one; look at the limits, then try again"
 
 
 class LiveLimits:
@@ -52,12 +54,14 @@ class LiveLimits:
                 self._newest[_start_of(limits)] = limits
         return found, [one for one, answer in zip(replica_ids, answers, strict=True) if answer is None]
 
-    async def change(self, changes: Mapping[str, Any], *, reset: bool) -> list[str]:
-        """Set these limits on all running replicas (`reset`: all others to their start values). Returns the ids of
-        replicas that took the first round and were silent in the second: they get it when they answer again.
+    async def change(self, changes: Mapping[str, Any], *, reset: bool) -> tuple[list[Limits], list[str]]:
+        """Set these limits on all running replicas (`reset`: all others to their start values). Returns what `ask` does
+        then; with the ids of replicas that took the first round and were silent since: they get it when they answer
+        again.
 
-        Raises `SettingError` when a replica refuses, `Unavailable` when there is none or one doesn't answer; then
-        nothing has changed.
+        Raises `SettingError` when a replica refuses, `Unavailable` when there is none or one doesn't answer: nothing
+        has changed then. `Unavailable` also when a change through another ingress process came over this one. What it
+        overwrites later, after this one was answered, isn't told.
         """
         async with self._changing:
             found, silent = await self.ask()
@@ -69,7 +73,11 @@ class LiveLimits:
             revision = (newest + 1, self._own_id)
             self._equal = frozenset()
             told = await asyncio.gather(*(self._tell(one, order, revision) for one, order in orders.items()))
-            return [replica_id for replica_id, took in zip(orders, told, strict=True) if not took]
+            missed = [replica_id for replica_id, took in zip(orders, told, strict=True) if not took]
+            found, silent = await self.ask()
+            if any(_is_overwritten(limits, changes, reset, revision) for limits in found):
+                raise Unavailable(OVERWRITTEN, retry_after_s=RETRY_AFTER_S)
+            return found, sorted({*silent, *missed})
 
     def _order(self, limits: Limits, changes: Mapping[str, Any], *, reset: bool) -> Limits:
         """All limits of a replica after these changes to the newest. What is asked for comes first: of two limits that
@@ -142,6 +150,12 @@ class LiveLimits:
 def _start_of(limits: Limits) -> str:
     """Replicas that are equal in this started with the same limits."""
     return repr(sorted(limits["start"].items()))
+
+
+def _is_overwritten(limits: Limits, changes: Mapping[str, Any], reset: bool, revision: Revision) -> bool:
+    """Does a newer revision say something else than this change? One that builds on this change doesn't."""
+    wanted = {**limits["start"], **changes} if reset else changes
+    return limits["revision"] > revision and any(limits["now"][name] != value for name, value in wanted.items())
 
 
 def _nothing_changed(silent: list[str]) -> Unavailable:

@@ -14,7 +14,8 @@ from rich.table import Table
 from deployments.cli.no_answer import no_answer
 from replica.errors import BrimfulError, ErrorInfo, SettingError, Unavailable, UnknownModel, error_from_info
 
-# Each of the two rounds over the replicas, and showing the result, waits for silent ones.
+# A change makes three rounds over the replicas, each of which waits 2 s for silent ones, after the same of another
+# change that is under way.
 TIMEOUT_S = 30.0
 MAX_NAMED = 5
 PARTS = ("now", "start", "allowed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from typing import Any
@@ -147,6 +148,14 @@ async def test_a_silent_replica_is_503_and_named() -> None:
     async with site.client() as client:
         (model,) = (await client.get("/limits")).json()["models"]
     assert (len(model["replicas"]), model["silent"]) == (1, ["small-2"])
+
+
+async def test_a_change_that_lost_against_one_at_the_same_time_is_503() -> None:
+    site = Site("small")
+    other = LiveLimits(site.replicas["small"], "j")  # of one revision, the larger id wins
+    answer, _ = await asyncio.gather(site.post(HALF), other.change({"max_num_batched_tokens": 48}, reset=False))
+    assert (answer.status_code, site.tokens()) == (503, {48})
+    assert answer.json()["error"]["message"].startswith("another change came at the same time and counts instead")
 
 
 @pytest.mark.parametrize(

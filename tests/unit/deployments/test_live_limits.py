@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.limited_replicas_fake import FakeLimitedReplicas
-from deployments.live_limits import LiveLimits
+from deployments.live_limits import OVERWRITTEN, LiveLimits
 from replica.config import SchedulerConfig
 from replica.errors import SettingError, Unavailable
 
@@ -28,7 +28,9 @@ def tokens_of(replicas: FakeLimitedReplicas) -> dict[str, int]:
 
 
 async def change(limits: LiveLimits, reset: bool = False, **changes: Any) -> list[str]:
-    return await limits.change(changes, reset=reset)
+    """The ids of those that were silent."""
+    _, silent = await limits.change(changes, reset=reset)
+    return silent
 
 
 async def test_a_change_reaches_every_replica_and_leaves_other_limits_alone() -> None:
@@ -144,11 +146,41 @@ async def test_an_ingress_with_an_older_memory_does_not_undo_a_newer_change() ->
     assert tokens_of(replicas) == {"a": 48, "b": 48, "c": 48}
 
 
-async def test_two_changes_at_once_end_the_same_on_all_replicas() -> None:
+@pytest.mark.parametrize("loser_is_told_first", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "won"),
+    [
+        ({"max_num_batched_tokens": 32}, {"max_num_batched_tokens": 48}),
+        ({"max_num_seqs": 4}, {"max_num_batched_tokens": 48}),
+        ({"reset": True}, {"max_num_batched_tokens": 48}),
+    ],
+)
+async def test_of_two_changes_at_once_one_counts_on_all_replicas_and_the_other_says_so(
+    lost: dict[str, Any], won: dict[str, Any], loser_is_told_first: bool
+) -> None:
     replicas = replicas_of("a", "b", "c")
+    winner, loser = LiveLimits(replicas, "2"), LiveLimits(replicas, "1")  # of one revision, the larger id wins
+    calls = [change(loser, **lost), change(winner, **won)]
+    ends = await asyncio.gather(*calls[:: 1 if loser_is_told_first else -1], return_exceptions=True)
+    loss, win = ends[:: 1 if loser_is_told_first else -1]
+    assert (type(loss), str(loss)) == (Unavailable, OVERWRITTEN)
+    assert win == []
+    assert [replica.now for replica in replicas.replicas.values()] == [replace(START, **won)] * 3
+
+
+async def test_two_changes_at_once_that_agree_are_both_done() -> None:
+    replicas = replicas_of("a", "b")
     first, second = LiveLimits(replicas, "1"), LiveLimits(replicas, "2")
-    await asyncio.gather(change(first, max_num_batched_tokens=32), change(second, max_num_batched_tokens=48))
-    assert set(tokens_of(replicas).values()) == {48}, "of one revision, the larger id wins"
+    both = (change(first, max_num_batched_tokens=32), change(second, max_num_batched_tokens=32))
+    silent_of_first, silent_of_second = await asyncio.gather(*both)
+    assert (silent_of_first, silent_of_second) == ([], [])
+    assert tokens_of(replicas) == {"a": 32, "b": 32}
+
+
+async def test_what_is_set_after_a_change_is_told() -> None:
+    found, silent = await LiveLimits(replicas_of("a", "b"), "i").change({"max_num_batched_tokens": 32}, reset=False)
+    assert [(one["replica_id"], one["now"]["max_num_batched_tokens"]) for one in found] == [("a", 32), ("b", 32)]
+    assert silent == []
 
 
 async def test_replicas_that_come_together_are_told_together() -> None:
