@@ -14,9 +14,10 @@ import typer
 
 from deployments.cli import flags
 from deployments.cli.console import Console
+from deployments.cli.simulate_cost import given_cost
 from deployments.config import ModelSettings, RouterSettings
 from replica.config import SchedulerConfig
-from replica.errors import SettingError
+from replica.errors import BrimfulError, ErrorInfo, SettingError, error_from_info
 
 if TYPE_CHECKING:
     from bench.simulate.cluster import Pace
@@ -28,6 +29,8 @@ DEVICES = {"cpu": ("cpu", 364, 8192), "gpu": ("cuda", 3072, 16384)}
 DEFAULT_LOAD = 0.8
 BLOCK_SIZE = 128
 VOCAB_SIZE = 49_152
+_NAMED = {"num_replicas": "replicas", "num_routers": "routers", "num_workers": "workers"}
+"""Settings of a simulated cluster whose flags are named otherwise."""
 _OF_MODEL = ("num_blocks", "block_size", "max_model_len")
 _OF_SCHEDULER = tuple(field.name for field in fields(SchedulerConfig))
 
@@ -88,8 +91,11 @@ def run(given: dict[str, Any]) -> int:
     began_s = time.monotonic()
     console = Console(sys.stderr)
     _check(given)
-    settings = cluster_settings(given)
-    trace, known = _trace(given, settings, console)
+    try:
+        settings = cluster_settings(given)
+        trace, known = _trace(given, settings, console)
+    except SettingError as error:
+        raise _in_flag_terms(error, given) from None
     objectives = Objectives(given["slo_ttft"], given["slo_itl"])
     outcome = simulate_cluster(settings, trace, _Progress(console))
     found = outcome.summary(objectives)
@@ -109,11 +115,10 @@ def run(given: dict[str, Any]) -> int:
 def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
     """The cluster that the flags describe. Raises `SettingError`."""
     from bench.simulate.settings import ClusterSettings
-    from bench.simulate.step_cost import load_cost
     from replica.model.api import ModelShape
     from router.config import RouterConfig
 
-    cost = load_cost(given["cost"])
+    cost = given_cost(given["cost"])
     device, num_blocks, max_model_len = DEVICES["cpu" if cost.name.startswith("cpu") else "gpu"]
     of_replica = {name: given[name] for name in (*_OF_MODEL, *_OF_SCHEDULER) if given.get(name) is not None}
     model = ModelSettings.checked(of_replica)
@@ -147,10 +152,10 @@ def _check(given: dict[str, Any]) -> None:
         raise SettingError(_flag(arrivals[1]), given[arrivals[1]], f"not together with {_flag(arrivals[0])}")
     for name in ("rate", "load"):
         if given[name] is not None and not 0.0 < given[name] < 1e9:
-            raise SettingError(_flag(name), given[name], "more than 0, at most 1e9")
+            raise SettingError(_flag(name), given[name], "more than 0, less than 1e9")
     for name in ("slo_ttft", "slo_itl"):
         if not 0.0 < given[name] < 1e9:
-            raise SettingError(_flag(name), given[name], "more than 0 seconds")
+            raise SettingError(_flag(name), given[name], "more than 0 seconds, less than 1e9")
     for name in ("num_requests", "length_scale"):
         if not 1 <= given[name] <= 100_000_000:
             raise SettingError(_flag(name), given[name], "from 1 to 100000000")
@@ -180,11 +185,25 @@ def _trace(given: dict[str, Any], settings: ClusterSettings, console: Console) -
     probes = generate(given["shape"], num_probes(settings), given["seed"]).scaled(given["length_scale"])
     per_replica = capacity(settings, probes, progress)
     if not per_replica:
-        raise SettingError("--load", share, "no request of the trace fits into a replica")
+        longest = f"and --max-model-len {settings.shape.max_model_len}"
+        allowed = (
+            f"no request of the trace fits into a replica of so many blocks of {settings.shape.block_size} {longest}"
+        )
+        raise SettingError("--num-blocks", settings.shape.num_blocks, allowed)
     rate = share * per_replica * settings.num_replicas
     timed = trace if trace.arrival_s[-1] > 0 else generate(given["shape"], len(trace), given["seed"], rate)
     timed = timed.at_rate(rate) if timed is trace else timed.scaled(given["length_scale"])
     return timed, {"rate": rate, "load": share, "capacity_per_replica": per_replica}
+
+
+def _in_flag_terms(error: SettingError, given: dict[str, Any]) -> BrimfulError:
+    """num_replicas -> --replicas, weights.queue_depth -> --router-queue-depth: if that flag has a value."""
+    setting = error.param or ""
+    name = _NAMED.get(setting, setting.replace("weights.", "router_"))
+    if given.get(name) is None:
+        return error
+    message = error.message.replace(setting, _flag(name), 1)
+    return error_from_info(ErrorInfo(error.code, message, _flag(name)))
 
 
 class _Pause:

@@ -58,7 +58,10 @@ def fit(
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise SettingError(flag, str(path), "a file in a folder that exists")
     if refit is not None:
-        measured = PointsFile.load(refit)
+        try:
+            measured = PointsFile.load(refit)
+        except SettingError as error:
+            raise SettingError("--refit", str(refit), error.message.partition(": ")[2]) from None
     else:
         measured = _measured(engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads), rounds, limit_s)
         measured.save(points_path)

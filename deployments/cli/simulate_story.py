@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.console import Console
+from deployments.cli.simulate_cost import given_cost
 from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
@@ -54,13 +55,12 @@ def story(
     fails; sentences that are "not shown" are only told. Takes half a minute simulated, about 6 minutes real (on 2 quiet
     cores). The last line is JSON.
     """
-    from bench.simulate.step_cost import load_cost
     from bench.story.experiment import real_size, simulated_size, virtual_engines
 
     began_s = time.monotonic()
     if seed < 0:
         raise SettingError("--seed", seed, "at least 0")
-    step_cost = load_cost(cost or DEFAULT_COSTS[engine])
+    step_cost = given_cost(cost or DEFAULT_COSTS[engine])
     console = Console(sys.stderr)
     if engine is EngineKind.REAL:
         size, open_engine = real_size(seed), _real_engines(console.doing)

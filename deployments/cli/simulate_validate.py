@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.console import Console
+from deployments.cli.simulate_cost import given_cost
 from deployments.cli.simulate_fit import Model, Seqs, Threads, Tokens, engine_config
 from replica.errors import ResourceError, SettingError
 
@@ -33,7 +34,6 @@ def validate(
     from bench.fit.reports import validation_table
     from bench.fit.validation import LOADS, TOLERANCE
     from bench.fit.validation import validate as compare
-    from bench.simulate.step_cost import load_cost
     from deployments.cli.real_engine import real_engine
 
     began_s = time.monotonic()
@@ -43,7 +43,7 @@ def validate(
     for given in load or ():
         if given not in names:
             raise SettingError("--load", given, f"one of {', '.join(names)}")
-    step_cost = load_cost(cost)
+    step_cost = given_cost(cost)
     config = engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads)
     console = Console(sys.stderr)
     with real_engine(config, console.doing) as engine:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli.console import Console
+from deployments.cli.simulate_cost import given_cost
 from replica.errors import SettingError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def victims(
     tokens, longest wait for a first token and longest stall between tokens (seconds). Takes about 5 minutes. The last
     line is JSON.
     """
-    from bench.simulate.step_cost import load_cost
     from bench.victims.rules import RULES
     from bench.victims.study import LOADS, REGIMES, Setup
     from bench.victims.verdict import REFERENCE, better_rules
@@ -57,7 +57,7 @@ def victims(
             raise SettingError("--share", value, "from 0.01 to 100")
     if not 1 <= seeds <= 1000:
         raise SettingError("--seeds", seeds, "from 1 to 1000")
-    step_cost = load_cost(cost)
+    step_cost = given_cost(cost)
     measured = {}
     for name in shapes:
         for value in shares:

@@ -49,7 +49,7 @@ def result_in(out: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--cost nothing", "cost = 'nothing' is not allowed: a preset ("),
+        ("--cost nothing", "--cost = 'nothing' is not allowed: a preset ("),
         ("--engine imagined", "Invalid value for '--engine': "),
         ("--seed one", "Invalid value for '--seed': "),
         ("--seed -1", "--seed = -1 is not allowed: at least 0"),

@@ -35,7 +35,7 @@ def test_the_last_line_is_json_and_the_rest_the_table(capsys: pytest.CaptureFixt
         ("--regime mild", "--regime = 'mild' is not allowed: one of shipped, pressed"),
         ("--share 0", "--share = 0.0 is not allowed"),
         ("--seeds 0", "--seeds = 0 is not allowed"),
-        ("--cost nowhere", "cost = 'nowhere' is not allowed"),
+        ("--cost nowhere", "--cost = 'nowhere' is not allowed"),
     ],
 )
 def test_bad_input_is_one_line(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
