@@ -1,65 +1,11 @@
-"""Taking blocks back: who loses them, and what it costs."""
+"""Taking blocks back: what it costs, and how the loser returns."""
 
 from __future__ import annotations
 
 import pytest
 
-from replica.request import FinishReason, GenerationRequest
-from replica.scheduler.block_pool import BlockPool
-from replica.scheduler.preemption import SPARED_AFTER, may_lose, newest, newest_mid_prefill
-from replica.scheduler.sequence import Sequence
+from replica.request import FinishReason
 from tests.unit.scheduler.rig import World, chunks, request, world
-
-
-def running(*num_preemptions: int, priorities: tuple[float, ...] = ()) -> list[Sequence]:
-    made = []
-    for arrival, count in enumerate(num_preemptions):
-        one = GenerationRequest("r", (5,), request([5], 1).sampling)
-        place = (float(arrival), arrival)
-        seq = Sequence(
-            arrival, one, 0, 0, arrival=arrival, queue_key=place, max_len=2, is_small=True, eos_token_ids=(), now_s=0.0
-        )
-        seq.aged_priority = priorities[arrival] if priorities else 0.0
-        seq.num_preemptions = count
-        made.append(seq)
-    return made
-
-
-@pytest.mark.parametrize(
-    ("num_preemptions", "victim"),
-    [
-        ((0, 0, 0), 2),
-        ((0, 0, SPARED_AFTER), 1),
-        ((0, SPARED_AFTER, SPARED_AFTER), 2),
-        ((0, SPARED_AFTER), 1),
-        ((0,), None),
-        ((), None),
-    ],
-)
-def test_the_newest_loses_unless_it_lost_often_and_never_the_oldest(
-    num_preemptions: tuple[int, ...], victim: int | None
-) -> None:
-    candidates = may_lose(running(*num_preemptions), "fcfs")
-    assert (newest(candidates, BlockPool(1)).seq_id if candidates else None) == victim
-
-
-@pytest.mark.parametrize(("priorities", "victim"), [((0, 2, 1), 1), ((0, 1, 1), 2), ((9, 0, 1), 2), ((0, 1.5, 1.4), 1)])
-def test_under_priority_the_least_important_loses_then_the_newest(priorities: tuple[float, ...], victim: int) -> None:
-    candidates = may_lose(running(0, 0, 0, priorities=priorities), "priority")
-    assert newest(candidates, BlockPool(1)).seq_id == victim
-
-
-@pytest.mark.parametrize(("cached", "victim"), [(True, 1), (False, 2)])
-def test_of_those_that_may_lose_the_newest_whose_input_is_in_the_cache_so_far_does(cached: bool, victim: int) -> None:
-    """The newest only decodes: its stream goes on."""
-    sequences = running(0, 0, 0)
-    pool = BlockPool(4)
-    for seq in sequences:
-        seq.tokens, seq.block_table = [5] * 9, pool.take(1)
-        seq.num_scheduled = 4 if seq.arrival == 1 else 8
-        if cached:
-            pool.name(seq.block_table[0])
-    assert newest_mid_prefill(may_lose(sequences, "fcfs"), pool).seq_id == victim
 
 
 def crowded() -> World:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.victims.rules import RULES
 from bench.victims.study import Measured
-from bench.victims.verdict import better_rules, table
+from bench.victims.verdict import SHIPPED_RULE, better_rules, table
+from tests.unit.scheduler.rig import world
 
 NEWEST = Measured("newest", 100, 1000.0, 1.1, 0.5, 3, 0.0, 10.0, 5.0, 9.0, 0.1, 20.0, 2.0)
 GOOD = NEWEST._replace(rule="good", recomputed_tokens=900.0, longest_wait_s=22.0, longest_stall_s=3.0)
@@ -36,3 +38,7 @@ def test_the_table_has_a_line_for_each_rule() -> None:
     lines = list(table({"newest": NEWEST, "good": GOOD}))
     assert len(lines) == 3
     assert {len(line) for line in lines} == {len(lines[0])}
+
+
+def test_the_shipped_rule_is_the_one_that_a_scheduler_has_unless_it_is_told_another() -> None:
+    assert world().scheduler._state.victim_rule is RULES[SHIPPED_RULE]
