@@ -17,10 +17,11 @@ from typing import Any
 from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
 from replica.request import FinishReason, GenerationRequest, SamplingParams
+from replica.scheduler.decode_rows import DecodeRows
 from replica.scheduler.plan import StepPlan, StepResult
 from replica.scheduler.preemption import SPARED_AFTER
 from replica.scheduler.sequence import Sequence, SequenceStatus
-from replica.scheduler.state import InFlight
+from replica.scheduler.state import InFlight, SchedulerState
 from tests.property.scheduler.ledger import Book
 from tests.property.scheduler.world import World
 
@@ -74,10 +75,12 @@ def state_key(world: World) -> Hashable:
     return (
         tuple(_sequence(world, seq, labels) for seq in state.live.values()),
         frozenset(book.request.request_id for book in world.ledger.books.values()),
-        tuple(_in_flight(record) for record in state.in_flight),
+        tuple(_in_flight(record, state) for record in state.in_flight),
         tuple(seq.request.request_id for seq in batch.ending.values()),
         tuple(batch.left),
-        state.decode_rows is not None,
+        None if state.decode_rows is None else _decode_rows(state.decode_rows, batch.departed),
+        frozenset(seq.request.request_id for seq in batch.departed),
+        frozenset(seq.request.request_id for seq in state.prefilling if seq.status is SequenceStatus.RUNNING),
         (state.admit_nobody, state.refilling, world.now_s, world.num_mishaps),
         tuple(labels.of(block) for block in state.tables.pool._cached_free),
         tuple(seq.request.request_id for seq in waiting._not_overtaken if seq.status is SequenceStatus.WAITING),
@@ -115,6 +118,7 @@ def _sequence(world: World, seq: Sequence, labels: _Labels) -> Hashable:
         seq.recomputed_until,
         seq.caught_up_at,
         seq.num_hashed,
+        (seq.num_slots, seq.plan_due, seq.commit_due),
         seq.admission > 0,
         seq.scheduled_at_s is None,
         seq.seq_id in world.scheduler._state.waiting.returned,
@@ -124,8 +128,39 @@ def _sequence(world: World, seq: Sequence, labels: _Labels) -> Hashable:
     )
 
 
-def _in_flight(record: InFlight) -> Hashable:
+def _decode_rows(rows: DecodeRows, departed: set[Sequence]) -> Hashable:
+    """Every column that the next plan carries on. Of who has departed only that there is a row to drop."""
+    sampled = [None] * len(rows.seqs) if rows.sampled is None else rows.sampled
+    counts = zip(
+        *(rows.plan_due, rows.commit_due, rows.starts, rows.ends, rows.output_index, rows.token_ids, sampled),
+        strict=True,
+    )
+    return (
+        tuple(
+            (seq.request.request_id, None if seq in departed else (_owned(rows, row), numbers))
+            for row, (seq, numbers) in enumerate(zip(rows.seqs, counts, strict=True))
+        ),
+        frozenset(seq.request.request_id for seq in rows.catching_up if seq not in departed),
+        rows.sampled is None,
+    )
+
+
+def _owned(rows: DecodeRows, row: int) -> Hashable:
+    """Whether what the columns hold of the sequence is its own, and its lane."""
+    seq = rows.seqs[row]
+    return (
+        rows.seq_ids[row] == seq.seq_id,
+        rows.admissions[row] == seq.admission,
+        rows.block_tables[row] is seq.block_table,
+        rows.known[row] is seq.tokens,
+        rows.stop_ids[row] is seq.stop_ids,
+        rows.lanes[row],
+    )
+
+
+def _in_flight(record: InFlight, state: SchedulerState) -> Hashable:
     rows = zip(record.seqs, record.ends, record.admissions, record.plan.samples, record.plan.lanes, strict=True)
+    decodes, newest = record.decodes, state.decode_rows
     return (
         tuple(
             None
@@ -133,6 +168,12 @@ def _in_flight(record: InFlight) -> Hashable:
             else (seq.request.request_id, end, samples, lane, seq.admission == admission)
             for seq, end, admission, samples, lane in rows
         ),
+        tuple(
+            None if seq.status is SequenceStatus.ENDED else due
+            for seq, due in zip(decodes.seqs, decodes.commit_due, strict=True)
+        ),
+        (decodes is newest, newest is not None and decodes.commit_due is newest.commit_due),
+        state.batch.num_departures != record.num_departures,
         tuple(record.plan.left),
         tuple((joined.seq_id in record.plan.seq_ids, joined.lane) for joined in record.plan.joined),
         record.num_running_before,

@@ -47,8 +47,11 @@ ALONE: dict[str, Any] = {"plans_ahead": 1}
 
 WORLDS: dict[str, tuple[int, str, SmallWorld]] = {
     "six blocks": (5_000, "preempted", small_world(COUSINS, ALONE)),
-    "plans ahead of commits": (7_000, "preempted", small_world(TWINS, AHEAD, num_blocks=5)),
-    "four blocks": (4_000, "preempted", small_world(TWINS, AHEAD, num_blocks=4, max_num_seqs=2)),
+    "four blocks, plans ahead of commits": (
+        4_000,
+        "preempted",
+        small_world(TWINS, AHEAD, num_blocks=4, max_num_seqs=2),
+    ),
     "no prefix cache": (900, "preempted", small_world(TWINS, ALONE, num_blocks=5, enable_prefix_caching=False)),
     "watermark": (3_000, "preempted", small_world(COUSINS, ALONE, watermark=0.3)),
     "admission by chunk": (
@@ -81,6 +84,7 @@ WORLDS: dict[str, tuple[int, str, SmallWorld]] = {
 }
 
 DEEPER: dict[str, tuple[int, str, SmallWorld]] = {
+    "plans ahead of commits": (10_000, "preempted", small_world(TWINS, AHEAD, num_blocks=5)),
     "steps fail, memory runs out": (
         10_000,
         "roll_back",

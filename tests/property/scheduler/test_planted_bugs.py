@@ -78,9 +78,12 @@ def any_order() -> None:
 
 CAUGHT: dict[str, tuple[str, SmallWorld]] = {
     "no owed": ("rule 3: free blocks don't cover what mid-prefills are owed", WORLDS["whole input reserved"][2]),
-    "victim to the back": ("law 7: somebody was passed", WORLDS["no prefix cache"][2]),
+    "victim to the back": ("law 7: somebody was passed(?! )", WORLDS["no prefix cache"][2]),
     "hash of a half block": ("law 4: a (cached )?block", WORLDS["priority"][2]),
-    "hit of the last token": ("rule 3: a hit of the last token|law 6: deadlock", WORLDS["four blocks"][2]),
+    "hit of the last token": (
+        "rule 3: a hit of the last token|law 6: deadlock",
+        WORLDS["four blocks, plans ahead of commits"][2],
+    ),
     "free twice": ("a block is free twice|a block is free and cached-free", WORLDS["no prefix cache"][2]),
     "budget off by one": ("law 1: more tokens than the budget", WORLDS["watermark"][2]),
     "skip without bound": ("law 7: somebody was passed for too long", OVERTAKEN),
