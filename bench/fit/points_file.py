@@ -16,11 +16,13 @@ from replica.errors import SettingError
 
 @dataclass(frozen=True, slots=True)
 class PointsFile:
-    """`source` says on what model, machine and settings; `kv_granule_tokens` is the KV block size there."""
+    """`source` says on what model, machine and settings; `kv_granule_tokens` is the KV block size there; `device`
+    is `cpu`, `cuda` or, in older files, not known ("")."""
 
     source: str
     kv_granule_tokens: int
     points: tuple[Point, ...]
+    device: str = ""
 
     def save(self, path: Path) -> None:
         rows = [
@@ -34,7 +36,8 @@ class PointsFile:
             for point in self.points
         ]
         lines = ",\n    ".join(json.dumps(row) for row in rows)
-        head = json.dumps({"source": self.source, "kv_granule_tokens": self.kv_granule_tokens})[:-1]
+        about = {"source": self.source, "kv_granule_tokens": self.kv_granule_tokens, "device": self.device}
+        head = json.dumps(about)[:-1]
         path.write_text(f'{head}, "points": [\n    {lines}\n]}}\n', encoding="utf-8")
 
     @classmethod
@@ -43,7 +46,7 @@ class PointsFile:
         try:
             given = json.loads(path.read_text(encoding="utf-8"))
             points = tuple(_point(row) for row in given["points"])
-            return cls(str(given["source"]), int(given["kv_granule_tokens"]), points)
+            return cls(str(given["source"]), int(given["kv_granule_tokens"]), points, str(given.get("device", "")))
         except OSError as error:
             raise SettingError("points", str(path), f"a file of measured points ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError):

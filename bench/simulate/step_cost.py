@@ -60,7 +60,8 @@ class StepCost:
     """Seconds of a step and of each unit of its work, none negative. `kv_granule_tokens`: a decode row reads its
     context in whole pieces of so many tokens. `token_curve`: knots (tokens in the step, seconds), in order of tokens;
     straight lines between, the last line goes on beyond the last knot, and below the first knot it is the first's
-    seconds. `name` is for tables; `source` says where the numbers come from."""
+    seconds. `name` is for tables; `source` says where the numbers come from. `device`: `cpu` or `cuda`, where it was
+    measured; "" in files from before there was this field."""
 
     fixed_s: float
     prefill_token_s: float
@@ -72,6 +73,7 @@ class StepCost:
     token_curve: tuple[tuple[int, float], ...] = ()
     name: str = "unnamed"
     source: str = ""
+    device: str = ""
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -84,6 +86,13 @@ class StepCost:
         if not self.fixed_s > 0:
             raise SettingError("cost.fixed_s", self.fixed_s, "more than 0 seconds: no step is free")
         check_curve(self.token_curve)
+        if self.device not in ("", "cpu", "cuda"):
+            raise SettingError("cost.device", self.device, "cpu or cuda")
+
+    @property
+    def kind_of_device(self) -> str:
+        """`cpu` or `cuda`; where the file doesn't say, the name does: presets on a CPU begin with cpu."""
+        return self.device or ("cpu" if self.name.startswith("cpu") else "cuda")
 
     def seconds(self, work: StepWork) -> float:
         num_prefill, num_decodes, num_read, num_pairs, num_chunks = work
@@ -136,6 +145,7 @@ H100_8B = StepCost(
     kv_token_s=49e-9,
     prefill_pair_s=1.06e-9,
     name="h100-8b",
+    device="cuda",
     source="assumed, not measured: Llama-3.1-8B in bfloat16 on one H100 SXM at 80 % of 3.35 TB/s (16 GB of weights a "
     "step, 131 kB of KV a token) and 60 % of 989 TFLOP/s (16 GFLOP a token; attention at 50 %), 1 ms of launches",
 )

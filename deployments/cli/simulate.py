@@ -24,8 +24,8 @@ simulate.command()(victims)
 def _cluster(ctx: typer.Context, **given: Any) -> int:
     """Simulate a cluster in virtual time: the real scheduler and router, no model. Or one of the experiments below.
 
-    Replicas' settings are those of `brimful serve`; their defaults follow the step cost (a GPU's, or with a cpu cost
-    a CPU's). Prints tables and, as the last line, one JSON document; progress goes to stderr.
+    Replicas' settings are those of `brimful serve`; their defaults follow the device of the step cost (a GPU
+    or a CPU). Prints tables and, as the last line, one JSON document; progress goes to stderr.
     """
     if ctx.invoked_subcommand is None:
         return simulate_cluster.run(given)

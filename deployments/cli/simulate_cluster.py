@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bench.simulate.settings import ClusterSettings
     from bench.traces.trace import Trace
 
-DEVICES = {"cpu": ("cpu", 364, 8192), "gpu": ("cuda", 3072, 16384)}
-"""What a replica is where no flag says: limits of this device (deployments/config.py), KV blocks, longest context."""
+DEVICES = {"cpu": (364, 8192), "cuda": (3072, 16384)}
+"""What a replica has where no flag says, by the cost's device: KV blocks, longest context."""
 DEFAULT_LOAD = 0.8
 BLOCK_SIZE = 128
 VOCAB_SIZE = 49_152
@@ -119,10 +119,10 @@ def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
     from router.config import RouterConfig
 
     cost = given_cost(given["cost"])
-    device, num_blocks, max_model_len = DEVICES["cpu" if cost.name.startswith("cpu") else "gpu"]
+    num_blocks, max_model_len = DEVICES[cost.kind_of_device]
     of_replica = {name: given[name] for name in (*_OF_MODEL, *_OF_SCHEDULER) if given.get(name) is not None}
     model = ModelSettings.checked(of_replica)
-    seqs, tokens = model.limits_on(device)
+    seqs, tokens = model.limits_on(cost.kind_of_device)
     of_scheduler = {name: value for name, value in of_replica.items() if name in _OF_SCHEDULER}
     of_scheduler |= {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     shape = ModelShape(

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ NEVER_S = 1e6
 Model = Annotated[str, typer.Option(help="'embedded', a hub id, a folder or a .gguf file")]
 Seqs = Annotated[int, typer.Option(help="sequences in one step, at most")]
 Tokens = Annotated[int, typer.Option(help="tokens in one step, at most")]
+Device = Annotated[str, typer.Option(help="where the engine runs: cpu or cuda; the cost file says so")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of the engine [default: all cores]")]
 
 
@@ -41,33 +42,35 @@ def fit(
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Tokens = 512,
     num_threads: Threads = None,
+    device: Device = "cpu",
 ) -> int:
     """Measure steps of the real engine in micro-benchmarks and fit the simulator's step cost to them.
 
     Takes 4 to 7 minutes for the embedded model on 2 cores. The last line is JSON.
     """
     from bench.fit.fitting import fit_cost
-    from bench.fit.points_file import PointsFile, listed
+    from bench.fit.points_file import listed
     from bench.fit.reports import cost_table, points_table
 
     began_s = time.monotonic()
     if rounds < 1:
         raise SettingError("--rounds", rounds, "at least 1")
+    if device not in ("cpu", "cuda"):
+        raise SettingError("--device", device, "cpu or cuda")
     cost_path, points_path = save or Path(f"{name}.json"), save_points or Path(f"{name}-points.json")
     for flag, path in (("--save", cost_path), ("--save-points", points_path)):
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise SettingError(flag, str(path), "a file in a folder that exists")
     if refit is not None:
-        try:
-            measured = PointsFile.load(refit)
-        except SettingError as error:
-            raise SettingError("--refit", str(refit), error.message.partition(": ")[2]) from None
+        measured = _measured_before(refit)
     else:
-        measured = _measured(engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads), rounds, limit_s)
+        config = engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads, device)
+        measured = _measured(config, rounds, limit_s)
         measured.save(points_path)
     chosen, other = fit_cost(measured.points, measured.kv_granule_tokens, name, measured.source)
-    chosen.cost.save(cost_path)
-    for line in (*points_table(measured.points, chosen), "", *cost_table(chosen.cost)):
+    cost = replace(chosen.cost, device=measured.device)
+    cost.save(cost_path)
+    for line in (*points_table(measured.points, chosen), "", *cost_table(cost)):
         print(line)
     noise = median(point.noise for point in measured.points)
     print(f"{listed(measured.points)}; equal steps differ by {noise:.1%} from their median")
@@ -76,7 +79,7 @@ def fit(
     print(f"written: {cost_path}")
     result = {
         "command": "simulate fit",
-        "cost": asdict(chosen.cost),
+        "cost": asdict(cost),
         "num_points": len(measured.points),
         "num_steps": sum(point.num_samples for point in measured.points),
         "noise": noise,
@@ -89,7 +92,9 @@ def fit(
     return 0
 
 
-def engine_config(model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None) -> EngineConfig:
+def engine_config(
+    model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None, device: str
+) -> EngineConfig:
     """Of an engine to be measured. Raises `SettingError`."""
     from deployments.cli.flags import in_flag_terms
     from replica.config import EngineConfig, ModelConfig, SchedulerConfig
@@ -104,9 +109,18 @@ def engine_config(model: str, max_num_seqs: int, max_num_batched_tokens: int, nu
         limits = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, queue_timeout_s=NEVER_S
         )
-        return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads), scheduler=limits)
+        return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads, device=device), scheduler=limits)
     except SettingError as error:
         raise in_flag_terms(error, given) from None
+
+
+def _measured_before(path: Path) -> PointsFile:
+    from bench.fit.points_file import PointsFile
+
+    try:
+        return PointsFile.load(path)
+    except SettingError as error:
+        raise SettingError("--refit", str(path), error.message.partition(": ")[2]) from None
 
 
 def _rounds(most: int, limit_s: float) -> Iterator[int]:
@@ -140,4 +154,4 @@ def _measured(config: EngineConfig, rounds: int, limit_s: float) -> PointsFile:
             f"measured with brimful simulate fit: model {config.model.model}, {os.cpu_count()} cores, "
             f"{limits.max_num_seqs} sequences and {limits.max_num_batched_tokens} tokens a step"
         )
-        return PointsFile(source, engine.shape.block_size, tuple(points))
+        return PointsFile(source, engine.shape.block_size, tuple(points), config.model.device)

@@ -44,7 +44,7 @@ def validate(
         if given not in names:
             raise SettingError("--load", given, f"one of {', '.join(names)}")
     step_cost = given_cost(cost)
-    config = engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads)
+    config = engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads, step_cost.device or "auto")
     console = Console(sys.stderr)
     with real_engine(config, console.doing) as engine:
         chosen = tuple(known for known in LOADS if load is None or known.name in load)

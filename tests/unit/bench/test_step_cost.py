@@ -53,6 +53,13 @@ def test_a_curve_that_is_none_is_one_clear_error(tmp_path: Path, curve: object) 
         load_cost(str(tmp_path / "cost.json"))
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "kind"), [("laptop", "cpu", "cpu"), ("cpu-x", "", "cpu"), ("x", "", "cuda")]
+)
+def test_the_device_is_read_from_the_name_only_where_nothing_says_it(name: str, device: str, kind: str) -> None:
+    assert replace(H100_8B, name=name, device=device).kind_of_device == kind
+
+
 def test_presets_load_by_name() -> None:
     assert H100_8B.name in preset_names()
     assert [load_cost(name).name for name in preset_names()] == preset_names()

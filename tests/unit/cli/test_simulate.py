@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.simulate.cluster import Pace
+from bench.simulate.step_cost import H100_8B
 from deployments.cli import simulate_cluster
 from deployments.cli.commands import run
 
@@ -47,6 +50,18 @@ def test_limits_follow_the_device_of_the_cost(capsys: pytest.CaptureFixture[str]
     gpu, cpu = result_of(SMALL, capsys), result_of([*SMALL, "--cost", "cpu-smollm2"], capsys)
     assert (gpu["settings"]["max_num_seqs"], gpu["settings"]["max_num_batched_tokens"]) == (256, 8192)
     assert (cpu["settings"]["max_num_seqs"], cpu["settings"]["max_num_batched_tokens"]) == (64, 512)
+
+
+def test_the_device_is_what_the_cost_file_says_not_how_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "laptop.json"
+    replace(H100_8B, name="laptop", device="cpu").save(path)
+    found = result_of([*SMALL, "--cost", str(path)], capsys)
+    assert (found["settings"]["max_num_seqs"], found["settings"]["num_blocks"]) == (64, 364)
+    path.write_text(path.read_text().replace('"cpu"', '"tpu"'))
+    assert run([*SMALL, "--cost", str(path)]) == 2
+    assert "error: cost.device = 'tpu' is not allowed: cpu or cuda" in capsys.readouterr().err
 
 
 def test_all_requests_can_be_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:

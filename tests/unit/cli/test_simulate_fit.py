@@ -51,6 +51,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     ("line", "message"),
     [
         ("fit --rounds 0", "--rounds = 0 is not allowed: at least 1"),
+        ("fit --device tpu", "--device = 'tpu' is not allowed: cpu or cuda"),
         ("fit --max-num-seqs 0", "--max-num-seqs = 0 is not allowed: "),
         ("fit --max-num-batched-tokens 4", "--max-num-batched-tokens = 4 is not allowed: at least max_num_seqs + 1"),
         ("fit --num-threads 0", "--num-threads = 0 is not allowed: "),
@@ -80,6 +81,7 @@ def test_fit_writes_the_cost_and_the_points_and_fits_the_points_again(
     assert run(f"simulate fit {SMALL} --rounds 1 --name here --save {cost} --save-points {points}".split()) == 0
     found = last_line(capsys)
     assert (found["command"], found["num_points"]) == ("simulate fit", len(json.loads(points.read_text())["points"]))
+    assert load_cost(str(cost)).device == "cpu"
     assert load_cost(str(cost)).decode_seq_s == pytest.approx(CURVED.decode_seq_s, rel=1e-6)
     again = tmp_path / "again.json"
     assert run(f"simulate fit --refit {points} --name here --save {again}".split()) == 0

@@ -74,7 +74,7 @@ def test_tables_show_every_point_and_the_verdict() -> None:
 def test_points_come_back_from_their_file_as_they_went(tmp_path: Path) -> None:
     virtual = engine(CURVED.of_plan)
     points = MicroBenchmarks(virtual).measure([decode(4, 30, virtual.config.scheduler)], range(1), lambda *_: None)
-    written = PointsFile("a machine", 16, tuple(points))
+    written = PointsFile("a machine", 16, tuple(points), "cuda")
     written.save(tmp_path / "points.json")
     assert PointsFile.load(tmp_path / "points.json") == written
 
