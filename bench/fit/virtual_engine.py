@@ -59,6 +59,7 @@ class VirtualEngine:
         self._model.close()
 
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
+        """Raises `RuntimeError` when the engine has work that it can't plan and nobody comes: time stands still."""
         started_s, num_ended = self._now_s, 0
         coming, updates = deque(orders), list[EngineUpdate]()
         while coming or self._engine.has_work:
@@ -67,7 +68,16 @@ class VirtualEngine:
                 self._now_s = max(self._now_s, started_s + coming[0].at_s)
             while coming and started_s + coming[0].at_s <= self._now_s:
                 self._engine.apply(coming.popleft().commands(started_s))
+            begun_s = self._now_s
             updates.append(self._engine.step())
+            if self._now_s == begun_s and _brought_nothing(updates[-1]):
+                if not coming:
+                    raise RuntimeError("the engine plans nothing, although it has work")
+                self._now_s = started_s + coming[0].at_s
             num_ended += sum(reason is not None for reason in updates[-1].finish_reasons)
             progress(num_ended)
         return Played(started_s, updates)
+
+
+def _brought_nothing(update: EngineUpdate) -> bool:
+    return not update.stats.num_tokens and not update.request_ids and not update.accepted
