@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from bench.scheduler_speed import report
 from bench.scheduler_speed.__main__ import main
 from bench.scheduler_speed.measure import CaseTimes
 from bench.scheduler_speed.report import goals
@@ -20,12 +21,26 @@ def test_a_waiting_request_weighs_less_than_two_kilobytes_beside_its_tokens() ->
     assert bytes_per_waiting_request(2000) < 2000
 
 
-def test_the_last_line_is_a_json_document_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_a_json_document_with_every_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "MAX_WAITING_SLOWDOWN", 1e6)  # three steps and ten requests say nothing
+    monkeypatch.setattr(report, "MAX_BYTES_PER_WAITING", 1e6)
     assert main(SMALL) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(case["running"], case["waiting"]) for case in found["cases"]] == [(2, 0), (2, 4), (3, 0), (3, 4)]
     assert all(case["ours"]["step_us"] > 0 and case["peer"] is None for case in found["cases"])
     assert found["goals"]["at most 0.1 of the peer at 256"] is None
+
+
+def test_a_goal_that_is_not_met_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "MAX_BYTES_PER_WAITING", 1.0)
+    assert main(SMALL) == 1
+    shown = capsys.readouterr().out
+    assert "NOT MET       under 1 bytes a waiting request" in shown
+    assert json.loads(shown.splitlines()[-1])["goals"]["under 1 bytes a waiting request"] is False
 
 
 def test_a_peer_without_its_packages_is_told(capsys: pytest.CaptureFixture[str]) -> None:
