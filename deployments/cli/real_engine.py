@@ -18,15 +18,19 @@ from replica.errors import ResourceError
 from replica.model.api import ModelShape
 from replica.request import FinishReason
 
+SILENCE_S = 600.0
+"""No step of a measurement takes so long, and an idle engine speaks every second."""
+
 
 class RealEngine:
-    """A `MeasuredEngine`; see `real_engine`."""
+    """A `MeasuredEngine`; see `real_engine`. A play ends with an error when the engine says nothing for `silence_s`."""
 
     def __init__(self, config: EngineConfig, client: ProcessClient, runner: asyncio.Runner) -> None:
         self.config = config
         self._client = client
         self._runner = runner
-        self._news: asyncio.Queue[EngineUpdate | str] = asyncio.Queue()
+        self._news: asyncio.Queue[EngineUpdate | str | BaseException] = asyncio.Queue()
+        self.silence_s = SILENCE_S
         client.listen(self._news.put_nowait, self._news.put_nowait)
 
     @property
@@ -41,13 +45,12 @@ class RealEngine:
             self._news.get_nowait()  # signs of life from before
         started_s = time.monotonic()
         sending = asyncio.create_task(self._send(orders, started_s))
+        sending.add_done_callback(self._tell_failure)
         open_requests = {request.request_id for order in orders for request in order.requests}
         num_requests, updates = len(open_requests), list[EngineUpdate]()
         try:
             while open_requests:
-                update = await self._news.get()
-                if isinstance(update, str):
-                    raise ResourceError(f"the engine died while it was measured: {update}")
+                update = await self._next_update()
                 updates.append(update)
                 _require_no_failure(update)
                 ended = zip(update.request_ids, update.finish_reasons, strict=True)
@@ -57,6 +60,23 @@ class RealEngine:
         finally:
             sending.cancel()
         return Played(started_s, updates)
+
+    async def _next_update(self) -> EngineUpdate:
+        try:
+            async with asyncio.timeout(self.silence_s):
+                news = await self._news.get()
+        except TimeoutError:
+            raise ResourceError(f"the engine said nothing for {self.silence_s:g} s while it was measured") from None
+        if isinstance(news, BaseException):
+            raise news
+        if isinstance(news, str):
+            raise ResourceError(f"the engine died while it was measured: {news}")
+        return news
+
+    def _tell_failure(self, sending: asyncio.Task[None]) -> None:
+        """Whoever waits for news of requests that were never sent would wait for ever."""
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._news.put_nowait(error)
 
     async def _send(self, orders: Sequence[Order], started_s: float) -> None:
         for order in orders:

@@ -127,3 +127,19 @@ def test_an_engine_that_dies_while_it_is_measured_is_a_startup_error(tmp_path: P
     died = pytest.raises(StartupError, match="the engine of this replica failed")
     with real_engine(small_config(), lambda _: None, factory) as measured, died:
         measured.play([Order(0.0, (fixed_request("r", (1, 2), 6),))], lambda _: None)
+
+
+def test_an_order_that_cant_be_sent_ends_the_play(tmp_path: Path) -> None:
+    bad = Order(0.0, (fixed_request("r", (1, 2), 6),), budgets=(("a", 1, 2),))  # type: ignore[arg-type]
+    with real_engine(small_config(), lambda _: None, SlowFactory(tmp_path)) as measured:
+        with pytest.raises(ValueError, match="dictionary update sequence"):
+            measured.play([bad], lambda _: None)
+        assert measured.play([Order(0.0, (fixed_request("r", (1, 2), 6),))], lambda _: None).updates
+
+
+def test_an_engine_that_falls_silent_ends_the_play(tmp_path: Path) -> None:
+    factory = SlowFactory(tmp_path, faults={"step_s": 2.0})
+    silent = pytest.raises(StartupError, match=r"the engine said nothing for 0\.2 s while it was")
+    with real_engine(small_config(), lambda _: None, factory) as measured, silent:
+        measured.silence_s = 0.2
+        measured.play([Order(0.0, (fixed_request("r", (1, 2), 1),))], lambda _: None)
