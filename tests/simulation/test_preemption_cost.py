@@ -23,6 +23,20 @@ def test_at_a_fifth_above_capacity_few_are_preempted_and_little_is_computed_agai
     assert (row.recomputed_tokens > 10_000) == (regime is PRESSED), "pressure is real, or there is none to speak of"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("regime", [SHIPPED, PRESSED], ids=lambda regime: regime.name)
+def test_nobody_is_preempted_a_fourth_time_on_the_whole_load_whatever_the_seed(
+    regime: Regime, prefix_caching: bool
+) -> None:
+    """A thousand requests, three seeds. `max_preemptions` is the worst of all."""
+    setup = Setup(LOADS["W2"], regime, prefix_caching, H100_8B, 1.2)
+    assert setup.load.num_requests == 1000
+    runs = [row for seed in (0, 1, 2) for row in compare(setup, (SHIPPED_RULE,), (seed,))]
+    assert max(row.max_preemptions for row in runs) <= 3
+    assert max(row.computed_per_useful for row in runs) <= 1.3
+
+
 def test_admission_as_shipped_avoids_nearly_all_preemptions() -> None:
     (row,) = compare(Setup(FEW, SHIPPED, True, H100_8B, 1.2), (SHIPPED_RULE,), (0, 1))
     assert row.computed_per_useful <= 1.01
