@@ -118,9 +118,12 @@ def _measured_before(path: Path) -> PointsFile:
     from bench.fit.points_file import PointsFile
 
     try:
-        return PointsFile.load(path)
+        measured = PointsFile.load(path)
     except SettingError as error:
         raise SettingError("--refit", str(path), error.message.partition(": ")[2]) from None
+    if len({point.work for point in measured.points}) < 2:
+        raise SettingError("--refit", str(path), "a file with at least two points that differ")
+    return measured
 
 
 def _rounds(most: int, limit_s: float) -> Iterator[int]:

@@ -88,6 +88,16 @@ def test_fit_writes_the_cost_and_the_points_and_fits_the_points_again(
     assert again.read_text() == cost.read_text()
 
 
+def test_a_file_with_too_few_points_to_fit_is_named_by_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "points.json"
+    path.write_text('{"source": "x", "kv_granule_tokens": 1, "points": []}')
+    assert run(["simulate", "fit", "--refit", str(path), "--save", str(tmp_path / "cost.json")]) == 2
+    error = f"error: --refit = {str(path)!r} is not allowed: a file with at least two points that differ\n"
+    assert capsys.readouterr().err == error
+
+
 def test_validate_ends_with_0_where_both_agree_and_1_where_not(
     tmp_path: Path, use_engine: UseEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
