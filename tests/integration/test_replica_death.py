@@ -20,7 +20,7 @@ from tests.integration.service import QUIET, Service
 pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 8
-BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
 @dataclass(frozen=True, slots=True)
