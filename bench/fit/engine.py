@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from bench.simulate.requests import exactly
 from replica.config import EngineConfig
 from replica.engine_api import AddRequest, EngineCommands, EngineUpdate
 from replica.model.api import ModelShape
-from replica.request import GenerationRequest, SamplingParams
+from replica.request import GenerationRequest
 
 
 class Order(NamedTuple):
@@ -56,5 +57,4 @@ class MeasuredEngine(Protocol):
 
 def fixed_request(request_id: str, prompt_ids: tuple[int, ...], num_output_tokens: int) -> GenerationRequest:
     """A greedy request that makes exactly `num_output_tokens`."""
-    sampling = SamplingParams(max_tokens=num_output_tokens, temperature=0.0, seed=0, ignore_eos=True)
-    return GenerationRequest(request_id, prompt_ids, sampling)
+    return GenerationRequest(request_id, prompt_ids, exactly(num_output_tokens))

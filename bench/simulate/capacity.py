@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from bench.simulate.prompt import Prompts
 from bench.simulate.replica import SimulatedReplica
+from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS, exactly
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
-from replica.request import FinishReason, GenerationRequest, SamplingParams
+from replica.request import FinishReason, GenerationRequest
 
-NEVER_S = 1e9
 BATCHES = 6
 MIN_PROBES = 64
 
@@ -28,14 +28,12 @@ def capacity(settings: ClusterSettings, trace: Trace, progress: Callable[[int, i
     All of them are present; counted is from the first quarter of them that ended to the first three quarters, so that
     neither filling nor draining the batch shows. Requests that can never fit don't count. `progress(ended, all)`.
     """
-    config = replace(
-        settings.scheduler, max_num_queued_seqs=2**31, max_num_queued_tokens=2**62, queue_timeout_s=NEVER_S
-    )
+    config = replace(settings.scheduler, **QUEUE_WITHOUT_BOUNDS)
     replica = SimulatedReplica(config, settings.shape, settings.cost, StepTotals())
     prompts = Prompts(trace, settings.shape.vocab_size)
     for number in range(len(trace)):
-        sampling = SamplingParams(max_tokens=trace.output_tokens[number], temperature=0.0, seed=0, ignore_eos=True)
-        replica.submit(number, GenerationRequest("", prompts.lazy(number), sampling), 0.0)
+        request = GenerationRequest("", prompts.lazy(number), exactly(trace.output_tokens[number]))
+        replica.submit(number, request, 0.0)
     while not replica.is_idle:
         replica.step()
         progress(len(replica.ended), len(trace))

@@ -7,16 +7,16 @@ report carries who was accepted and who ended since the one before, as a live re
 
 from __future__ import annotations
 
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from bench.simulate.prompt import Prompts
 from bench.simulate.replica import Ended, SimulatedReplica
+from bench.simulate.requests import exactly
 from bench.simulate.settings import ClusterSettings
 from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
-from replica.request import GenerationRequest, SamplingParams
+from replica.request import GenerationRequest
 
 IDLE_REPORT_S = 1.0
 
@@ -147,10 +147,4 @@ class LocalShard:
         replica.accepted, replica.ended = [], []
 
     def _request(self, number: int) -> GenerationRequest:
-        return GenerationRequest("", self._prompts.lazy(number), _exactly(self._output_tokens[number]))
-
-
-@lru_cache(maxsize=4096)
-def _exactly(num_tokens: int) -> SamplingParams:
-    """Sampling that makes exactly `num_tokens`."""
-    return SamplingParams(max_tokens=num_tokens, temperature=0.0, seed=0, ignore_eos=True)
+        return GenerationRequest("", self._prompts.lazy(number), exactly(self._output_tokens[number]))

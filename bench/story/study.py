@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS
 from bench.story.measures import Summary, summary
 from bench.story.replay import OpenEngine, replay
 from bench.traces.trace import Trace
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
-
-NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,6 @@ def unbounded_queue(**settings: Any) -> SchedulerConfig:
     """Nobody is refused or expires, no prompt is shared: only the settings given make a difference."""
     return SchedulerConfig(
         enable_prefix_caching=False,
-        max_num_queued_seqs=NO_LIMIT,
-        max_num_queued_tokens=NO_LIMIT,
-        queue_timeout_s=float(NO_LIMIT),
+        **QUEUE_WITHOUT_BOUNDS,
         **settings,
     )

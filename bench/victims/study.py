@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from bench.simulate.outcome import Objectives, Outcome, columns_of
 from bench.simulate.replica import SimulatedReplica
+from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS, exactly
 from bench.simulate.step_cost import StepCost
 from bench.simulate.step_totals import StepTotals
 from bench.traces.generate import generate
@@ -23,11 +25,10 @@ from bench.traces.trace import Trace
 from bench.victims.rules import RULES
 from replica.config import SchedulerConfig
 from replica.model.api import ModelShape
-from replica.request import GenerationRequest, SamplingParams
+from replica.request import GenerationRequest
 
 VOCAB_SIZE = 32_000
 MAX_MODEL_LEN = 1 << 18
-NEVER_S = 1e9
 
 
 class Regime(NamedTuple):
@@ -112,9 +113,9 @@ def play(setup: Setup, trace: Trace, rule: str) -> dict[str, Any]:
     shape = ModelShape(load.pool_tokens // load.block_size, load.block_size, VOCAB_SIZE, MAX_MODEL_LEN, ())
     replica = SimulatedReplica(_config(setup), shape, setup.cost, totals, victim_rule=RULES[rule])
     for i, at_s in enumerate(trace.arrival_s):
-        sampling = SamplingParams(max_tokens=trace.output_tokens[i], ignore_eos=True)
-        replica.submit(i, GenerationRequest(str(i), trace.prompt_ids(i, VOCAB_SIZE), sampling), at_s)
-    replica.advance(NEVER_S)
+        request = GenerationRequest(str(i), trace.prompt_ids(i, VOCAB_SIZE), exactly(trace.output_tokens[i]))
+        replica.submit(i, request, at_s)
+    replica.advance(inf)
     columns = columns_of(trace.arrival_s, replica.ended)
     result = Outcome(columns, totals, 1, shape.num_blocks).summary(Objectives(ttft_s=5.0, itl_s=0.1))
     waits = [first - at for first, at in zip(columns.first_token_s, trace.arrival_s, strict=True)]
@@ -134,9 +135,7 @@ def _config(setup: Setup) -> SchedulerConfig:
         scheduler_reserve_full_isl=setup.regime.reserve_full_isl,
         watermark=setup.regime.watermark,
         enable_prefix_caching=setup.prefix_caching,
-        max_num_queued_seqs=1_000_000,
-        max_num_queued_tokens=1 << 40,
-        queue_timeout_s=NEVER_S,
+        **QUEUE_WITHOUT_BOUNDS,
     )
 
 

@@ -47,7 +47,7 @@ def serve_config(file: Path | None, given: Mapping[str, Any]) -> ServeConfig:
     of_http = {name: value for name, value in given.items() if name in HttpSettings.model_fields}
     of_app = {name: value for name, value in given.items() if name in APP_FLAGS}
     if of_model and len(base.app.models) > 1:
-        flag = _flag(next(iter(of_model)))
+        flag = flag_of(next(iter(of_model)))
         raise SettingError(flag, next(iter(of_model.values())), f"{file} holds several models: set it there")
     app = base.app.model_dump(exclude_unset=True)
     if of_model:
@@ -76,11 +76,12 @@ def in_flag_terms(error: SettingError, given: Mapping[str, Any]) -> BrimfulError
     name = (error.param or "").removeprefix("models[0].")
     if name not in given:
         return error
-    message = error.message.removeprefix("models[0].").replace(name, _flag(name), 1)
-    return error_from_info(ErrorInfo(error.code, message, _flag(name)))
+    message = error.message.removeprefix("models[0].").replace(name, flag_of(name), 1)
+    return error_from_info(ErrorInfo(error.code, message, flag_of(name)))
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """max_num_seqs -> --max-num-seqs."""
     return "--" + name.replace("_", "-")
 
 
@@ -92,7 +93,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     default = field.default if field.default is not None else _engine_default(name)
     if default is not None and "[" not in shown:
         shown += f" [default: {default}]"
-    flag = f"{_flag(name)}/--no-{name.replace('_', '-')}" if kind is bool else _flag(name)
+    flag = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind is bool else flag_of(name)
     option = typer.Option(None, flag, help=shown, show_default=False)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.table import Table
 
+from deployments.cli.flags import flag_of
 from deployments.cli.no_answer import no_answer
 from replica.errors import BrimfulError, ErrorInfo, SettingError, Unavailable, UnknownModel, error_from_info
 
@@ -31,7 +32,7 @@ def given_limits(flags: Mapping[str, int | float | str | None]) -> dict[str, Any
             try:
                 limits[name] = None if value.lower() == "none" else int(value)
             except ValueError:
-                raise SettingError(_flag(name), value, "a whole number, or none for no limit") from None
+                raise SettingError(flag_of(name), value, "a whole number, or none for no limit") from None
         else:
             limits[name] = value
     return limits
@@ -76,7 +77,7 @@ def _refusal(found: object, otherwise: str) -> BrimfulError:
         return Unavailable(otherwise)
     message, name = error["message"], str(error.get("param") or "")
     if name and message.startswith(f"{name} = "):
-        message = _flag(name) + message.removeprefix(name)
+        message = flag_of(name) + message.removeprefix(name)
     return error_from_info(ErrorInfo(str(error.get("code")), message))
 
 
@@ -132,7 +133,3 @@ def _range(name: str, allowed: Mapping[str, Any]) -> str:
         return _shown(name, low)
     text = f"{_shown(name, low)} or more" if high is None else f"{_shown(name, low)} to {high}"
     return f"{text}, none" if allowed["none"] else text
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

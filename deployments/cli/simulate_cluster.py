@@ -14,6 +14,7 @@ import typer
 
 from deployments.cli import flags
 from deployments.cli.console import Console
+from deployments.cli.flags import flag_of
 from deployments.cli.simulate_cost import given_cost
 from deployments.config import ModelSettings, RouterSettings
 from replica.config import SchedulerConfig
@@ -149,16 +150,16 @@ def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
 def _check(given: dict[str, Any]) -> None:
     arrivals = [name for name in ("rate", "load", "all_present") if given[name]]
     if len(arrivals) > 1:
-        raise SettingError(_flag(arrivals[1]), given[arrivals[1]], f"not together with {_flag(arrivals[0])}")
+        raise SettingError(flag_of(arrivals[1]), given[arrivals[1]], f"not together with {flag_of(arrivals[0])}")
     for name in ("rate", "load"):
         if given[name] is not None and not 0.0 < given[name] < 1e9:
-            raise SettingError(_flag(name), given[name], "more than 0, less than 1e9")
+            raise SettingError(flag_of(name), given[name], "more than 0, less than 1e9")
     for name in ("slo_ttft", "slo_itl"):
         if not 0.0 < given[name] < 1e9:
-            raise SettingError(_flag(name), given[name], "more than 0 seconds, less than 1e9")
+            raise SettingError(flag_of(name), given[name], "more than 0 seconds, less than 1e9")
     for name in ("num_requests", "length_scale"):
         if not 1 <= given[name] <= 100_000_000:
-            raise SettingError(_flag(name), given[name], "from 1 to 100000000")
+            raise SettingError(flag_of(name), given[name], "from 1 to 100000000")
     if given["seed"] < 0:
         raise SettingError("--seed", given["seed"], "at least 0")
 
@@ -202,8 +203,8 @@ def _in_flag_terms(error: SettingError, given: dict[str, Any]) -> BrimfulError:
     name = _NAMED.get(setting, setting.replace("weights.", "router_"))
     if given.get(name) is None:
         return error
-    message = error.message.replace(setting, _flag(name), 1)
-    return error_from_info(ErrorInfo(error.code, message, _flag(name)))
+    message = error.message.replace(setting, flag_of(name), 1)
+    return error_from_info(ErrorInfo(error.code, message, flag_of(name)))
 
 
 class _Pause:
@@ -258,7 +259,3 @@ def _settings_json(given: dict[str, Any], settings: ClusterSettings) -> dict[str
     own = {name: given[name] for name, *_ in _own_flags()}
     shape = {name: getattr(settings.shape, name) for name in _OF_MODEL}
     return {**own, **shape, "router_weights": settings.router.weights, **asdict(settings.scheduler)}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
