@@ -16,9 +16,11 @@ from replica.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from bench.simulate.step_cost import StepCost
     from bench.victims.study import Measured, Setup
 
 Repeated = list[str] | None
+LAST_SEED = 1_000_000
 
 
 def victims(
@@ -34,7 +36,8 @@ def victims(
     ] = "pressed",
     prefix_caching: Annotated[bool, typer.Option(help="prefix cache on or off")] = True,
     cost: Annotated[str, typer.Option(help="step cost: a preset or a cost file")] = "h100-8b",
-    seeds: Annotated[int, typer.Option(help="traces to average over: seeds 0 to this, exclusive")] = 2,
+    seeds: Annotated[int, typer.Option(help="traces to average over, one a seed")] = 2,
+    first_seed: Annotated[int, typer.Option(help="seed of the first trace; the others follow it")] = 0,
 ) -> int:
     """Preempt by one rule after the other, on the same requests, and compare what had to be computed again.
 
@@ -44,33 +47,23 @@ def victims(
     line is JSON.
     """
     from bench.victims.rules import RULES
-    from bench.victims.study import LOADS, REGIMES, Setup
     from bench.victims.verdict import REFERENCE, better_rules
 
     began_s = time.monotonic()
-    shapes = _known("--shape", shape, LOADS)
     rules = tuple(dict.fromkeys((REFERENCE, *_known("--rule", rule, RULES))))
-    (chosen_regime,) = _known("--regime", [regime], REGIMES)
-    shares = share or [0.9, 1.0, 1.2]
-    for value in shares:
-        if not 0.01 <= value <= 100.0:
-            raise SettingError("--share", value, "from 0.01 to 100")
-    if not 1 <= seeds <= 1000:
-        raise SettingError("--seeds", seeds, "from 1 to 1000")
-    step_cost = given_cost(cost)
-    measured = {}
-    for name in shapes:
-        for value in shares:
-            setup = Setup(LOADS[name], REGIMES[chosen_regime], prefix_caching, step_cost, value)
-            measured[name, value] = _measure(setup, rules, tuple(range(seeds)))
+    setups = _setups(shape, share, regime, given_cost(cost), prefix_caching=prefix_caching)
+    numbers = _seeds(first_seed, seeds)
+    measured = {(setup.load.shape, setup.rate): _measure(setup, rules, numbers) for setup in setups}
     better = better_rules(measured)
-    print(f"\nbetter than {REFERENCE} under every load: {', '.join(better) or 'none'}")
+    shown = f"seed {numbers[0]}" if seeds == 1 else f"seeds {numbers[0]} to {numbers[-1]}"
+    print(f"\nbetter than {REFERENCE} under every load, {shown}: {', '.join(better) or 'none'}")
     result = {
         "command": "simulate victims",
-        "regime": chosen_regime,
+        "regime": regime,
         "prefix_caching": prefix_caching,
-        "cost": step_cost.name,
+        "cost": setups[0].cost.name,
         "seeds": seeds,
+        "first_seed": first_seed,
         "better": better,
         "loads": [
             {"shape": name, "share": value, "rules": [row._asdict() for row in rows.values()]}
@@ -80,6 +73,30 @@ def victims(
     }
     print(json.dumps(result))
     return 0
+
+
+def _setups(
+    shapes: Repeated, shares: list[float] | None, regime: str, cost: StepCost, *, prefix_caching: bool
+) -> list[Setup]:
+    """One for each shape at each share of capacity."""
+    from bench.victims.study import LOADS, REGIMES, Setup
+
+    names = _known("--shape", shapes, LOADS)
+    _known("--regime", [regime], REGIMES)
+    shares = shares or [0.9, 1.0, 1.2]
+    for share in shares:
+        if not 0.01 <= share <= 100.0:
+            raise SettingError("--share", share, "from 0.01 to 100")
+    return [Setup(LOADS[name], REGIMES[regime], prefix_caching, cost, share) for name in names for share in shares]
+
+
+def _seeds(first: int, count: int) -> tuple[int, ...]:
+    if not 1 <= count <= 1000:
+        raise SettingError("--seeds", count, "from 1 to 1000")
+    most = LAST_SEED + 1 - count
+    if not 0 <= first <= most:
+        raise SettingError("--first-seed", first, f"from 0 to {most} with --seeds {count}")
+    return tuple(range(first, first + count))
 
 
 def _measure(setup: Setup, rules: tuple[str, ...], seeds: tuple[int, ...]) -> dict[str, Measured]:
