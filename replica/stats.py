@@ -10,9 +10,9 @@ class StepStats:
     """Joint signals of one step, counted in the plan, where a chunk is a chunk.
 
     Tokens planned split into prefill, decode and recomputed (work that a preemption threw away); `token_budget` is the
-    limit they were planned under. Blocks: held + cached_free + free = total. `num_waiting_by_reason`: what stopped
-    admission: one of `budget`, `seqs`, `blocks`, `long_prefill` for every waiting sequence. `prefix_*` are in
-    tokens. Times in seconds.
+    limit they were planned under (without a step: the one in force). Blocks: held + cached_free + free = total.
+    `num_waiting_by_reason`: what stopped admission: one of `budget`, `seqs`, `blocks`, `long_prefill` for every waiting
+    sequence. `prefix_*` are in tokens. Times in seconds.
     """
 
     step: int

@@ -54,7 +54,7 @@ class StepPlan:
     since the last plan; `left` first); `token_masks` (row -> allowed-token bitmask, 1 bit a token, little-endian,
     ceil(vocab / 8) bytes). What a mask allows depends on every token before, so a sequence with masks is left out of
     a plan while its last token is pending: such a row never has a `PENDING_TOKEN`. The split of tokens into
-    prefill, decode and recomputed is what `StepStats` reports.
+    prefill, decode and recomputed, and the `token_budget` that they were planned under, are what `StepStats` reports.
     """
 
     step: int
@@ -73,6 +73,7 @@ class StepPlan:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_recomputed_tokens: int = 0
+    token_budget: int = 0
 
     def __len__(self) -> int:
         """Number of rows."""

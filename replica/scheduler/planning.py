@@ -143,6 +143,7 @@ def _seal(state: SchedulerState, draft: StepDraft) -> InFlight:
         num_prefill_tokens=num_prefill,
         num_decode_tokens=len(token_ids) - num_prefill - num_recomputed,
         num_recomputed_tokens=num_recomputed,
+        token_budget=state.config.max_num_batched_tokens,
     )
     batch.left = []
     ends = rows.ends + [seq.num_scheduled + seq.chunk for seq in chunks] if chunks else rows.ends

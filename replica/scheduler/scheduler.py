@@ -201,7 +201,7 @@ class Scheduler:
             num_prefill_tokens=0 if plan is None else plan.num_prefill_tokens,
             num_decode_tokens=0 if plan is None else plan.num_decode_tokens,
             num_recomputed_tokens=0 if plan is None else plan.num_recomputed_tokens,
-            token_budget=self.config.max_num_batched_tokens,
+            token_budget=self.config.max_num_batched_tokens if plan is None else plan.token_budget,
             num_blocks_held=pool.num_held,
             num_blocks_cached=pool.num_cached_free,
             num_blocks_total=pool.num_blocks,

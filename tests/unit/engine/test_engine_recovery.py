@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -197,6 +198,19 @@ def test_a_step_too_large_for_memory_is_cut_until_it_fits_and_the_limit_comes_ba
     driver.run(2000)
     assert driver.updates[-1].load.max_num_batched_tokens == 16
     assert driver.updates[-1].load.max_num_seqs == 4
+
+
+def test_a_step_is_reported_with_the_limit_that_it_was_planned_under() -> None:
+    model = PickyModel(fake_shape(), max_tokens=5)
+    driver = EngineDriver(small_config(), model)
+    driver.submit(request_of("long", num_prompt=20, max_tokens=60))
+    driver.run(2000)
+    changes = [
+        (before.load.max_num_batched_tokens, after.load.max_num_batched_tokens, after.stats.token_budget)
+        for before, after in pairwise(driver.updates)
+        if before.load.max_num_batched_tokens != after.load.max_num_batched_tokens and after.stats.num_tokens
+    ]
+    assert changes == [(4, 8, 4), (8, 16, 8)]
 
 
 def test_a_sequence_that_does_not_fit_alone_fails_and_the_engine_goes_on() -> None:

@@ -144,6 +144,15 @@ def test_lowering_a_budget_applies_at_once_and_preempts_nobody() -> None:
     assert w.scheduler.stats(None, 0.0, step_s=0, idle_s=0).num_preemptions == 0
 
 
+def test_a_step_is_reported_with_the_budget_that_it_was_planned_under() -> None:
+    w = world(max_num_seqs=4)
+    w.add(request(list(range(20)), 4))
+    plan = w.plan()
+    w.scheduler.set_budgets(max_num_batched_tokens=5)
+    assert w.scheduler.stats(plan, 0.0, step_s=0, idle_s=0).token_budget == 32
+    assert w.scheduler.stats(None, 0.0, step_s=0, idle_s=0).token_budget == 5
+
+
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "watermark"])
 def test_a_budget_never_rises_above_its_start_value(name: str) -> None:
     w = world(watermark=0.1)
