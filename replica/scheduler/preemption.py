@@ -55,10 +55,11 @@ def newest_mid_prefill(candidates: list[Sequence], pool: BlockPool) -> Sequence:
     """The newest with more than one token to compute, whose computed blocks are in the prefix cache; else the newest.
 
     Differs from the rule that this scheduler is specified with (under `fcfs` the newest running one, whatever it does,
-    under `priority` the newest of the least important), because it recomputes less: bench/victims has the numbers. No
-    stream that flows stops: the victim's hasn't begun, or stands still already (preempted before, or continued from
-    another replica), and then for longer. What it had computed is found again in the prefix cache if it returns soon.
-    Without the cache all of it is lost, which makes the plain newest the better choice.
+    under `priority` the newest of the least important), because it mostly recomputes less: bench/victims has the
+    numbers, also of the loads where it doesn't. No stream that flows stops: the victim's hasn't begun, or stands still
+    already (preempted before, or continued from another replica), and then for longer. What it had computed is found
+    again in the prefix cache if it returns soon. Without the cache all of it is lost, which makes the plain newest the
+    better choice.
     """
     for seq in candidates:
         if seq.gap > 1 and seq.block_table and pool.is_named(seq.block_table[0]):
