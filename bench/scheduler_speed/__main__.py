@@ -11,15 +11,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from bench.scheduler_speed.measure import measure
+from bench.scheduler_speed.measure import CaseTimes, measure
 from bench.scheduler_speed.own_scheduler import OwnScheduler
 from bench.scheduler_speed.peer import PeerFailed, PeerProcess, peer_process
 from bench.scheduler_speed.report import document, table
 from bench.scheduler_speed.waiting_memory import bytes_per_waiting_request
-from bench.scheduler_speed.workload import MAX_MODEL_LEN, PROMPT_TOKENS, Workload
+from bench.scheduler_speed.workload import MAX_MODEL_LEN, PROMPT_TOKENS, Workload, unsettle_memory
 
 _MAX_STEPS = MAX_MODEL_LEN - 2 * PROMPT_TOKENS
 """A case's steps, all rounds together: no sequence may end within them."""
+_FEW_WAITING = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,14 +39,12 @@ def _run(options: argparse.Namespace, peer: PeerProcess | None) -> int:
         print("No --peer-python: our side alone is measured.")
     else:
         print(f"Our scheduler beside that of vllm {peer.version}, in turn.")
-    ours = OwnScheduler()
-    cases = [
-        measure(Workload(width, waiting), ours, peer, rounds=options.rounds, steps=options.steps, progress=_progress)
-        for width in options.widths
-        for waiting in options.waiting
-    ]
-    _progress("memory of waiting requests")
-    weight = bytes_per_waiting_request(options.memory_requests)
+    try:
+        cases = _measured(options, peer)
+        _progress("memory of waiting requests")
+        weight = bytes_per_waiting_request(options.memory_requests)
+    finally:
+        unsettle_memory()
     _progress("")
     print("\n".join(table(cases)))
     print("us a step, medians of the rounds; report: stats and load report, as the engine asks for after each step")
@@ -55,6 +54,25 @@ def _run(options: argparse.Namespace, peer: PeerProcess | None) -> int:
         print(f"{'not measured' if met is None else 'met' if met else 'NOT MET':12}  {goal}")
     print(json.dumps(found))
     return 1 if False in found["goals"].values() else 0
+
+
+def _measured(options: argparse.Namespace, peer: PeerProcess | None) -> list[CaseTimes]:
+    """Every width with every number waiting for a place, beside the peer; then, ours alone, waiting for blocks, where
+    two wait at least: one that is looked at in vain and one that might pass it."""
+    ours, rounds, steps = OwnScheduler(), options.rounds, options.steps
+    cases = [
+        measure(Workload(width, waiting), ours, peer, rounds=rounds, steps=steps, progress=_progress)
+        for width in options.widths
+        for waiting in options.waiting
+    ]
+    for_blocks = sorted({max(_FEW_WAITING, waiting) for waiting in options.waiting})
+    cases += [
+        measure(Workload(width, waiting, "blocks"), ours, None, rounds=rounds, steps=steps, progress=_progress)
+        for width in options.widths
+        for waiting in for_blocks
+        if len(for_blocks) > 1
+    ]
+    return cases
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

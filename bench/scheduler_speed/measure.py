@@ -23,7 +23,7 @@ def measure(
 ) -> CaseTimes:
     """Builds the workload on both sides; then `rounds` times `steps` steps on each, alternating. One round before
     them isn't counted."""
-    name = f"{workload.num_running} running, {workload.num_waiting} waiting"
+    name = f"{workload.num_running} running, {workload.num_waiting} waiting for {workload.blocked_by}"
     progress(f"{name}: prefilling")
     sides = [ours] if peer is None else [ours, peer]
     for side in sides:

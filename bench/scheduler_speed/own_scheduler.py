@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import thread_time
 
 from bench.scheduler_speed.workload import (
@@ -20,9 +21,15 @@ from replica.model.api import ModelShape
 from replica.request import GenerationRequest, SamplingParams
 from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
 from replica.scheduler.scheduler import Scheduler
+from replica.stats import StepStats
 
 NOW_S = 0.0
 """Time stands still: nobody waits too long."""
+
+_FREE_PLACES = 16
+_NO_ROOM = 0.99
+"""A watermark by which the pool is too small for all who come while somebody runs, however many steps are timed."""
+_SMALL_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE // 8
 
 
 class OwnScheduler:
@@ -36,6 +43,8 @@ class OwnScheduler:
         unsettle_memory()
         self._workload = workload
         self._scheduler = build(workload)
+        watermark = self._scheduler.config.watermark
+        self._scheduler.set_budgets(watermark=0.0)
         for number in range(workload.num_running):
             add(self._scheduler, workload, number)
         while True:
@@ -43,6 +52,7 @@ class OwnScheduler:
             self._scheduler.commit(plan, StepResult(plan.step, _prefill_tokens(plan)), NOW_S)
             if plan.num_decode_tokens == workload.num_running:
                 break
+        self._scheduler.set_budgets(watermark=watermark)
         for number in range(workload.num_running, workload.num_requests):
             add(self._scheduler, workload, number)
         settle_memory()
@@ -53,6 +63,7 @@ class OwnScheduler:
         for step in range(num_steps):
             tokens = self._workload.sampled_ids(step)
             began = thread_time()
+            scheduler.expire(NOW_S)
             plan = self._plan()
             planned.append(thread_time() - began)
             result = StepResult(plan.step, tokens)
@@ -60,10 +71,17 @@ class OwnScheduler:
             scheduler.commit(plan, result, NOW_S)
             committed.append(thread_time() - began)
             began = thread_time()
-            scheduler.stats(plan, NOW_S, step_s=0.0, idle_s=0.0)
+            stats = scheduler.stats(plan, NOW_S, step_s=0.0, idle_s=0.0)
             scheduler.load()
             reported.append(thread_time() - began)
+            self._require(stats)
         return StepTimes(mean_us(planned), mean_us(committed), mean_us(reported))
+
+    def _require(self, stats: StepStats) -> None:
+        """The step was the one that is to be timed."""
+        work, waiting = self._workload, stats.num_waiting_by_reason
+        if stats.num_decode_tokens != work.num_running or waiting[work.blocked_by] != work.num_waiting:
+            raise RuntimeError(f"{stats.num_decode_tokens} decodes, and who waits does so for {waiting}")
 
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan(NOW_S)
@@ -73,7 +91,7 @@ class OwnScheduler:
 
 
 def build(workload: Workload) -> Scheduler:
-    """A scheduler whose places the running sequences of this workload fill."""
+    """A scheduler for this workload: whose places its running sequences fill, or one with free places and no room."""
     config = SchedulerConfig(
         max_num_seqs=workload.num_running,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
@@ -81,6 +99,9 @@ def build(workload: Workload) -> Scheduler:
         max_num_queued_seqs=max(1, workload.num_requests),
         max_num_queued_tokens=MAX_MODEL_LEN * max(1, workload.num_requests),
     )
+    if workload.blocked_by == "blocks":
+        places = workload.num_running + _FREE_PLACES
+        config = replace(config, max_num_seqs=places, watermark=_NO_ROOM, kv_bypass_blocks=_SMALL_BLOCKS)
     return Scheduler(
         config,
         ModelShape(

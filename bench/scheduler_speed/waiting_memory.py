@@ -13,7 +13,8 @@ def bytes_per_waiting_request(num_waiting: int) -> float:
     """Bytes that one request adds to the process while it waits, beside the tuple of its prompt's token ids: the
     request itself, the scheduler's sequence, their entries in queues and tables, and any copy of the tokens.
 
-    Traced allocations, not resident memory, which also has what the allocator keeps.
+    Traced allocations, not resident memory, which also has what the allocator keeps. Those of all threads, so that no
+    other may run meanwhile.
     """
     workload = Workload(1, num_waiting)
     scheduler = build(workload)

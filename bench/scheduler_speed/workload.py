@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 49_152
@@ -23,10 +23,14 @@ _STRIDE = 7919
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`num_running` sequences decode, `num_waiting` wait because every place is taken; nobody ends."""
+    """`num_running` sequences decode, `num_waiting` wait; nobody ends. `blocked_by`: they wait because every place is
+    taken (`seqs`: whoever plans needs to look no further), or because the first finds too few free KV blocks
+    (`blocks`: in every step it is looked up in the prefix cache and measured against the pool, and so is the next that
+    is small enough to pass it)."""
 
     num_running: int
     num_waiting: int
+    blocked_by: Literal["seqs", "blocks"] = "seqs"
 
     @property
     def num_requests(self) -> int:
@@ -38,12 +42,15 @@ class Workload:
         return self.num_running * (MAX_MODEL_LEN // BLOCK_SIZE + 1)
 
     def prompt_ids(self, number: int) -> list[int]:
-        """The prompt of request `number`. No two share a block, so the prefix cache is asked and never answers."""
+        """The prompt of request `number`. No two share a block: who asks the prefix cache finds nothing."""
         length = PROMPT_TOKENS + number % BLOCK_SIZE
         return [(number * _STRIDE + place * place) % VOCAB_SIZE for place in range(length)]
 
     def max_tokens(self, number: int) -> int:
-        """As many output tokens as the model's limit allows: nobody ends while times are taken."""
+        """As many output tokens as the model's limit allows: nobody ends while times are taken. Of those who wait for
+        blocks all but the first want one token, which makes them small."""
+        if self.blocked_by == "blocks" and number > self.num_running:
+            return 1
         return MAX_MODEL_LEN - PROMPT_TOKENS - number % BLOCK_SIZE
 
     def sampled_ids(self, step: int) -> list[int]:
