@@ -93,13 +93,16 @@ def on_the_engine(config: SchedulerConfig) -> tuple[list[Any], dict[int, tuple[f
     return model.steps, ends
 
 
+PRESSED: dict[str, Any] = {"watermark": 0.0, "scheduler_reserve_full_isl": False}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {},
         {"max_num_seqs": 3, "long_prefill_token_threshold": 20},
         {"batching": "static"},
-        {"watermark": 0.0, "scheduler_reserve_full_isl": False},
+        PRESSED,
         {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 300},
     ],
     ids=str,
@@ -119,9 +122,5 @@ def test_same_requests_same_steps_same_times(settings: dict[str, Any]) -> None:
     finished = [end for end in replica.ended if end.reason is FinishReason.LENGTH]
     assert {end.number: (end.first_token_s, end.end_s, end.num_preemptions) for end in finished} == ends
     assert (len(finished), len(replica.ended)) == (38, 40)  # two prompts are too long for the pool
-
-
-def test_some_of_these_worlds_preempt() -> None:
-    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=48, watermark=0.0, queue_timeout_s=1e9)
-    _, ends = on_the_engine(config)
-    assert sum(num_preemptions for _, _, num_preemptions in ends.values()) > 0
+    num_preemptions = sum(count for _, _, count in ends.values())
+    assert num_preemptions >= (10 if settings is PRESSED else 0), "nothing is kept free, and nobody is preempted"

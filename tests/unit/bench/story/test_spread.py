@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from bench.simulate.step_cost import H100_8B, StepCost
-from bench.story.experiment import play_batching, real_size, virtual_engines
+from bench.story.experiment import StorySize, play_batching, real_size, simulated_size, virtual_engines
+from bench.story.lengths import spreads
 from bench.story.report import markdown_table, verdict_lines
 from bench.story.spread import SpreadRow
 
@@ -55,6 +56,14 @@ def test_a_batch_that_is_not_refilled_at_once_fails_the_check_of_steps() -> None
     zipf = rows(H100_8B, H100_8B)[2]
     slower = replace(zipf, gain_in_steps=zipf.gain_in_steps * 0.93)
     assert [check.passed for check in slower.checks()] == [False, True]
+
+
+@pytest.mark.parametrize("size", [simulated_size(0), real_size(0)], ids=["simulated", "real"])
+def test_one_spread_of_each_size_must_tie_whatever_it_is_called(size: StorySize) -> None:
+    chosen = [one for one in spreads(size.spread.mean_output_tokens) if one.name in size.spreads]
+    assert [one.name for one in chosen if one.longest == one.mean] == ["equal"]
+    renamed = replace(rows(H100_8B, H100_8B)[0], name="no spread")
+    assert [check.name for check in renamed.checks()][2] == "no spread: gain in undisturbed seconds is a tie"
 
 
 def test_unequal_engines_fail_the_tie() -> None:
