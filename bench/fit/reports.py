@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.fit.fitting import Fit
 from bench.fit.micro import Point
-from bench.fit.validation import JUDGED, TOLERANCE, Comparison
+from bench.fit.validation import JUDGED, TOLERANCE, LoadComparison
 from bench.simulate.step_cost import StepCost
 
 
@@ -33,7 +33,7 @@ def cost_table(cost: StepCost) -> Iterator[str]:
         yield f"curve at {num_tokens:5}   {1e3 * seconds:9.3f} ms"
 
 
-def validation_table(found: Sequence[Comparison]) -> Iterator[str]:
+def validation_table(found: Sequence[LoadComparison]) -> Iterator[str]:
     """Measured beside simulated; judged numbers carry their verdict."""
     yield f"{'load':8} {'number':22} {'measured':>10} {'simulated':>10} {'error':>7}"
     for comparison in found:

@@ -41,7 +41,7 @@ _LEAST_REQUESTS = 8
 Progress = Callable[[str], None]
 
 
-class Load(NamedTuple):
+class ValidationLoad(NamedTuple):
     """`of_capacity`: arrivals as a share of what the replica can do; None: all present at once."""
 
     name: str
@@ -52,14 +52,14 @@ class Load(NamedTuple):
 
 
 LOADS = (
-    Load("steady", "W2", 16, 0.8, 101),
-    Load("spread", "W7", 4, None, 102),
-    Load("shared", "W8-shared-prefix", 16, 2.0, 103),
+    ValidationLoad("steady", "W2", 16, 0.8, 101),
+    ValidationLoad("spread", "W7", 4, None, 102),
+    ValidationLoad("shared", "W8-shared-prefix", 16, 2.0, 103),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LoadComparison:
     """One load: what was measured and what was simulated, by name; `speed_before` and `speed_after` are the factors of
     the reference steps (more is slower)."""
 
@@ -83,7 +83,7 @@ class Comparison:
         return asdict(self) | {"errors": errors, "agrees": self.agrees}
 
 
-def trace_of(load: Load, seconds: float, limits: SchedulerConfig, shape: ModelShape, cost: StepCost) -> Trace:
+def trace_of(load: ValidationLoad, seconds: float, limits: SchedulerConfig, shape: ModelShape, cost: StepCost) -> Trace:
     """As many requests as the replica works on for about `seconds`, at the load's arrivals."""
     probe = generate(load.shape, _PROBE_REQUESTS, load.seed).scaled(load.divisor).all_present()
     outcome = simulated(probe, requests_of(probe, shape.vocab_size), limits, shape, cost)
@@ -100,8 +100,12 @@ def reference_steps(limits: SchedulerConfig) -> list[Benchmark]:
 
 
 def validate(
-    engine: MeasuredEngine, cost: StepCost, seconds: float, progress: Progress, loads: tuple[Load, ...] = LOADS
-) -> list[Comparison]:
+    engine: MeasuredEngine,
+    cost: StepCost,
+    seconds: float,
+    progress: Progress,
+    loads: tuple[ValidationLoad, ...] = LOADS,
+) -> list[LoadComparison]:
     """Plays each load, `seconds` of work, on `engine`, which is idle, and in the simulator. Raises `ValueError` when
     the engine did something else than its scheduler plans."""
     speedometer = _Speedometer(engine, cost, progress)
@@ -112,7 +116,7 @@ def validate(
         limits, shape = engine.config.scheduler, engine.shape
         expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
         real = observed(trace, requests, played, shape)
-        found.append(Comparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected)))
+        found.append(LoadComparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected)))
         before = after
     return found
 
@@ -133,7 +137,7 @@ class _Speedometer:
 
 
 def _play(
-    engine: MeasuredEngine, cost: StepCost, seconds: float, load: Load, progress: Progress
+    engine: MeasuredEngine, cost: StepCost, seconds: float, load: ValidationLoad, progress: Progress
 ) -> tuple[Trace, list[GenerationRequest], Played]:
     limits, shape = engine.config.scheduler, engine.shape
     trace = trace_of(load, seconds, limits, shape, cost)

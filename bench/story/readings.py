@@ -27,7 +27,7 @@ class Reading:
     text: str
 
 
-class Comparison:
+class RowComparison:
     """Compares rows number by number. `again`: the first row's second play, if there was one."""
 
     def __init__(self, first: Summary, again: Summary | None) -> None:
@@ -68,7 +68,7 @@ class Comparison:
 
 def read_max_num_seqs(rows: Sequence[KnobRow], again: Summary | None = None) -> Reading:
     """The story: beyond the point where something else is the limit, more places buy only queueing or KV pressure."""
-    results, compare = [row.result for row in rows], Comparison(rows[0].result, again)
+    results, compare = [row.result for row in rows], RowComparison(rows[0].result, again)
     rate, itl_name = "output_tokens_per_s", "itl_p99_s"
     if compare.is_noise(rate):
         return compare.noise(rate, "tokens per second")
@@ -100,7 +100,7 @@ def read_chunked_prefill(rows: Sequence[KnobRow], again: Summary | None = None) 
     """The story: a long prompt taken whole owns a step; cut to what decodes leave, it can't, and pays in its own
     TTFT (p99: few prompts are long)."""
     whole, same_budget, cut = rows[0].result, rows[1].result, rows[-1].result
-    compare, itl_name, ttft_name = Comparison(whole, again), "itl_p99_s", "ttft_p99_s"
+    compare, itl_name, ttft_name = RowComparison(whole, again), "itl_p99_s", "ttft_p99_s"
     if compare.is_noise(itl_name):
         return compare.noise(itl_name, "ITL p99")
     itl = _ms(whole.itl_p99_s, cut.itl_p99_s) + compare.chance(itl_name)
@@ -124,7 +124,7 @@ def read_chunked_prefill(rows: Sequence[KnobRow], again: Summary | None = None) 
 
 def read_watermark(rows: Sequence[KnobRow], again: Summary | None = None) -> Reading:
     """The story: blocks kept free at admission cure over-admission; they don't buy concurrency."""
-    none, most, compare = rows[0].result, rows[-1].result, Comparison(rows[0].result, again)
+    none, most, compare = rows[0].result, rows[-1].result, RowComparison(rows[0].result, again)
     if not none.num_preemptions:
         return Reading(False, "not shown: without a watermark nothing is preempted, so there is nothing to cure")
     preempted = f"preemptions {none.num_preemptions} -> {most.num_preemptions}"

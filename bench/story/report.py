@@ -11,7 +11,7 @@ from bench.story.checks import Check
 from bench.story.door import Door
 from bench.story.readings import Reading
 from bench.story.spread import PICTURE_BATCHES, Side, SpreadRow, SpreadSize
-from bench.story.study import KnobStudy, Played
+from bench.story.study import KnobStudy, PlayedStudy
 
 _SIDE_HEAD = (
     f"{'output lengths':14} {'batching':10} {f'batch width over {PICTURE_BATCHES} fixed batches':30} {'width':>5} "
@@ -62,7 +62,7 @@ def gains_table(rows: Iterable[SpreadRow]) -> list[str]:
     return lines
 
 
-def knob_table(study: KnobStudy, played: Played, reading: Reading) -> list[str]:
+def knob_table(study: KnobStudy, played: PlayedStudy, reading: Reading) -> list[str]:
     """One line a row, and what they say."""
     lines = [f"{study.name}: {len(study.trace)} requests", _KNOB_HEAD]
     for row in [*played.rows, *([played.again] if played.again else [])]:
@@ -140,7 +140,7 @@ def spread_json(row: SpreadRow) -> dict[str, Any]:
     }
 
 
-def knob_json(study: KnobStudy, played: Played, reading: Reading) -> dict[str, Any]:
+def knob_json(study: KnobStudy, played: PlayedStudy, reading: Reading) -> dict[str, Any]:
     return {"name": study.name, **asdict(played), "reading": asdict(reading)}
 
 

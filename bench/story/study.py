@@ -44,7 +44,7 @@ class KnobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedStudy:
     """A study's rows, and the first one played again after all others, where chance must be told from effect."""
 
     rows: list[KnobRow]
@@ -53,7 +53,7 @@ class Played:
 
 def play_study(
     open_engine: OpenEngine, study: KnobStudy, progress: Callable[[str], None], *, first_again: bool
-) -> Played:
+) -> PlayedStudy:
     """Rows in order."""
     settings = [*study.rows, replace(study.rows[0], label=f"{study.rows[0].label}, again")]
     played: list[KnobRow] = []
@@ -65,7 +65,7 @@ def play_study(
                 found = replay(engine, study.trace, progress, f"{study.name}, {row.label}", row.live)
                 played.append(KnobRow(row.label, summary(found)))
     again = played.pop() if first_again else None
-    return Played(played, again)
+    return PlayedStudy(played, again)
 
 
 def unbounded_queue(**settings: Any) -> SchedulerConfig:

@@ -11,13 +11,13 @@ from bench.fit.fitting import fit_cost
 from bench.fit.micro import MicroBenchmarks, decode
 from bench.fit.points_file import PointsFile
 from bench.fit.reports import cost_table, points_table, validation_table
-from bench.fit.validation import LOADS, Comparison, slowed, validate
+from bench.fit.validation import LOADS, LoadComparison, slowed, validate
 from bench.simulate.step_cost import StepCost
 from replica.errors import SettingError
 from tests.unit.bench.fit.engines import CURVED, LINEAR, engine
 
 
-def compared(real: StepCost, believed: StepCost) -> list[Comparison]:
+def compared(real: StepCost, believed: StepCost) -> list[LoadComparison]:
     return validate(engine(real.of_plan), believed, 3.0, lambda _: None)
 
 
@@ -64,7 +64,7 @@ def test_tables_show_every_point_and_the_verdict() -> None:
     assert len(list(points_table(points, fit))) == 1 + len(points)
     assert sum("curve at" in line for line in cost_table(CURVED)) == len(CURVED.token_curve)
     numbers = {"ttft_p50_s": 1.0, "output_tokens_per_s": 100.0, "num_steps": 10}
-    lines = list(validation_table([Comparison("steady", 5, 1.0, 1.0, numbers, numbers | {"ttft_p50_s": 1.2})]))
+    lines = list(validation_table([LoadComparison("steady", 5, 1.0, 1.0, numbers, numbers | {"ttft_p50_s": 1.2})]))
     assert lines[1].endswith("+20.0%  OUTSIDE")
     assert lines[2].endswith("+0.0%  ok")
     assert lines[3].endswith("+0.0%")
