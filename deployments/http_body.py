@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ray.exceptions import TaskCancelledError
+from ray.exceptions import RayActorError, TaskCancelledError
 from starlette.types import Message, Receive, Scope
 
 from replica.errors import BodyTooLarge, InvalidRequest
@@ -48,11 +48,11 @@ async def client_left(receive: Receive) -> None:
 
 
 async def _message(receive: Receive) -> Message:
-    """The next ASGI message. Serve may report a client that left in the middle of a body by cancelling the call that
-    brings the messages here."""
+    """The next ASGI message. Two ways of losing the client come as an error of the call that brings the messages here:
+    Serve may cancel it when the client leaves, and the proxy that holds the connection may die."""
     try:
         return await receive()
-    except TaskCancelledError:
+    except (TaskCancelledError, RayActorError):
         return {"type": "http.disconnect"}
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
-from ray.exceptions import TaskCancelledError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, TaskCancelledError
 from starlette.types import Message, Receive, Scope
 
 from deployments.http_body import ClientLeft, client_left, read_body
@@ -69,9 +69,10 @@ async def test_a_client_that_leaves_after_its_body_is_noticed() -> None:
     await client_left(receiving([part(b"", False), LEFT]))
 
 
-async def test_a_client_that_serve_reports_by_cancelling_the_call_for_its_body_has_left() -> None:
+@pytest.mark.parametrize("error", [TaskCancelledError(), ActorDiedError(), ActorUnavailableError("gone", None)])
+async def test_a_client_has_left_when_serve_cancels_the_call_for_its_body_or_its_proxy_is_gone(error: RayError) -> None:
     async def receive() -> Message:
-        raise TaskCancelledError
+        raise error
 
     with pytest.raises(ClientLeft):
         await read_body(scope(), receive, 3, 1)
