@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,11 +18,9 @@ from deployments.cli.console import Console
 from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
+    from bench.fit.fitting import Fit
     from bench.fit.points_file import PointsFile
     from replica.config import EngineConfig
-
-# Nothing that is measured may expire in the queue, however slow the machine is.
-NEVER_S = 1e6
 
 Model = Annotated[str, typer.Option(help="'embedded', a hub id, a folder or a .gguf file")]
 Seqs = Annotated[int, typer.Option(help="sequences in one step, at most")]
@@ -49,18 +47,14 @@ def fit(
     Takes 4 to 7 minutes for the embedded model on 2 cores. The last line is JSON.
     """
     from bench.fit.fitting import fit_cost
-    from bench.fit.points_file import listed
-    from bench.fit.reports import cost_table, points_table
 
     began_s = time.monotonic()
     if rounds < 1:
         raise SettingError("--rounds", rounds, "at least 1")
     if device not in ("cpu", "cuda"):
         raise SettingError("--device", device, "cpu or cuda")
-    cost_path, points_path = save or Path(f"{name}.json"), save_points or Path(f"{name}-points.json")
-    for flag, path in (("--save", cost_path), ("--save-points", points_path)):
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise SettingError(flag, str(path), "a file in a folder that exists")
+    cost_path = _writable("--save", save or Path(f"{name}.json"))
+    points_path = _writable("--save-points", save_points or Path(f"{name}-points.json"))
     if refit is not None:
         measured = _measured_before(refit)
     else:
@@ -68,34 +62,47 @@ def fit(
         measured = _measured(config, rounds, limit_s)
         measured.save(points_path)
     chosen, other = fit_cost(measured.points, measured.kv_granule_tokens, name, measured.source)
-    cost = replace(chosen.cost, device=measured.device)
-    cost.save(cost_path)
-    for line in (*points_table(measured.points, chosen), "", *cost_table(cost)):
+    chosen = replace(chosen, cost=replace(chosen.cost, device=measured.device))
+    chosen.cost.save(cost_path)
+    found = _told(measured, chosen, other)
+    print(f"written: {cost_path}")
+    print(json.dumps({"command": "simulate fit", **found, "wall_s": time.monotonic() - began_s}))
+    return 0
+
+
+def _told(measured: PointsFile, chosen: Fit, other: Fit) -> dict[str, Any]:
+    """Prints tables and errors; returns what goes into the JSON."""
+    from bench.fit.points_file import listed
+    from bench.fit.reports import cost_table, points_table
+
+    for line in (*points_table(measured.points, chosen), "", *cost_table(chosen.cost)):
         print(line)
     noise = median(point.noise for point in measured.points)
     print(f"{listed(measured.points)}; equal steps differ by {noise:.1%} from their median")
     print(f"error: median {chosen.median:.1%}, rms {chosen.rms:.1%}")
     print(f"the other form ({'with' if other.cost.token_curve else 'without'} a curve): rms {other.rms:.1%}")
-    print(f"written: {cost_path}")
-    result = {
-        "command": "simulate fit",
-        "cost": asdict(cost),
+    return {
+        "cost": asdict(chosen.cost),
         "num_points": len(measured.points),
         "num_steps": sum(point.num_samples for point in measured.points),
         "noise": noise,
         "median_error": chosen.median,
         "rms_error": chosen.rms,
         "other_form_rms_error": other.rms,
-        "wall_s": time.monotonic() - began_s,
     }
-    print(json.dumps(result))
-    return 0
+
+
+def _writable(flag: str, path: Path) -> Path:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise SettingError(flag, str(path), "a file in a folder that exists")
+    return path
 
 
 def engine_config(
     model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None, device: str
 ) -> EngineConfig:
-    """Of an engine to be measured. Raises `SettingError`."""
+    """Of an engine to be measured: nothing is refused or expires, however slow the machine is. Raises `SettingError`."""
+    from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS
     from deployments.cli.flags import in_flag_terms
     from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 
@@ -107,7 +114,7 @@ def engine_config(
     }
     try:
         limits = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, queue_timeout_s=NEVER_S
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **QUEUE_WITHOUT_BOUNDS
         )
         return EngineConfig(model=ModelConfig(model=model, num_threads=num_threads, device=device), scheduler=limits)
     except SettingError as error:

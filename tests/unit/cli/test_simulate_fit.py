@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from bench.fit.engine import MeasuredEngine, Order, fixed_request
 from bench.fit.mirror import measured_steps
 from bench.fit.validation import slowed
+from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS
 from bench.simulate.step_cost import load_cost
 from deployments.cli import real_engine as real_engine_module
 from deployments.cli.commands import run
 from deployments.cli.real_engine import real_engine
+from deployments.cli.simulate_fit import engine_config
 from replica.config import EngineConfig
 from replica.errors import StartupError
 from tests.fake_replica import FakeFactory, small_config
@@ -110,6 +113,12 @@ def test_validate_ends_with_0_where_both_agree_and_1_where_not(
     use_engine(engine(LINEAR.of_plan))
     assert run(line) == 1
     assert last_line(capsys)["agrees"] is False
+
+
+def test_an_engine_that_is_measured_refuses_nobody_and_lets_nobody_expire() -> None:
+    limits = engine_config("embedded", 64, 512, None, "cpu").scheduler
+    assert QUEUE_WITHOUT_BOUNDS.items() <= asdict(limits).items()
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (64, 512)
 
 
 def test_a_play_on_an_engine_process_is_explained_by_its_scheduler(tmp_path: Path) -> None:
