@@ -50,8 +50,12 @@ class MeasuredEngine(Protocol):
     def shape(self) -> ModelShape: ...
 
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
-        """Plays orders, sorted by time, and waits until every request has ended; `progress` hears how many have.
-        Raises `StartupError` when the engine or a request fails."""
+        """Plays orders, sorted by time, and waits until every request has ended; `progress` hears how many have. How
+        they ended is in the updates, and whoever reads these refuses an end that it can't count.
+
+        Raises what its engine does: the real one `ResourceError` when it dies, says nothing for minutes or fails a
+        request, the double `RuntimeError` when it stands still.
+        """
         ...
 
 

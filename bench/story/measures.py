@@ -90,7 +90,8 @@ def summary(replay: Replay) -> Summary:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share lies at or below; 0 of nothing."""
+    """The value that this share of all lies below, in a sorted row; the last for a share of 1, 0 of nothing. One that
+    happened, not one between two."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
