@@ -101,7 +101,7 @@ def _writable(flag: str, path: Path) -> Path:
 def engine_config(
     model: str, max_num_seqs: int, max_num_batched_tokens: int, num_threads: int | None, device: str
 ) -> EngineConfig:
-    """Of an engine to be measured: nothing is refused or expires, however slow the machine is. Raises `SettingError`."""
+    """Of an engine to be measured, whose queue refuses nobody and lets nobody expire. Raises `SettingError`."""
     from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS
     from deployments.cli.flags import in_flag_terms
     from replica.config import EngineConfig, ModelConfig, SchedulerConfig
