@@ -8,10 +8,12 @@ Ray's cancellation is a hint that can get lost, so nothing here depends on it:
   send the abort to: then the abort waits for that message.
 - Once per `beat_s` every replica is told which requests still have a listener here (the lease). A replica ends those
   that it wasn't told of for its `lease_timeout_s`: that covers aborts that got lost and ingress processes that died.
-- It holds the other way round too: a replica that neither sent a message nor answered a renewal for `lost_after_s` is
-  taken for dead, and its streams end with `EngineDead`. So do requests that could be sent to nobody within `accept_s`,
-  and at once those of a model that has no replica left: nothing ever hangs. A request that was sent but not taken yet
-  waits for the end of the engine's step, however long that is; the replica watches over its engine itself.
+- It holds the other way round too. A replica that doesn't answer a renewal is told to the router, which prefers others
+  from then on; requests sent there that it hasn't taken move to another replica once it was silent for `move_after_s`.
+  One that neither sent a message nor answered for `lost_after_s` is taken for dead: its streams end with `EngineDead`.
+  So do requests that could be sent to nobody within `accept_s`, and at once those of a model that has no replica left:
+  nothing ever hangs. A request that a replica has not taken yet waits for the end of the engine's step, however long
+  that is, while the replica answers; it watches over its engine itself.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class OpenStream:
         self.replica_id: str | None = None
         self.closed = False
         self.pump: asyncio.Task[None] | None = None
+        self.left: str | None = None  # the silent replica that had not taken it when another one was to be asked
         self._messages: deque[StreamMessage] = deque()
         self._num_open = request.n
         self._error: BrimfulError | None = None
@@ -104,12 +107,14 @@ class Leases:
         clock: Callable[[], float],
         *,
         beat_s: float = 1.0,
+        move_after_s: float = 1.5,
         lost_after_s: float = 5.0,
         accept_s: float = 10.0,
     ) -> None:
         self.lease = lease
         self._clock = clock
         self._beat_s = beat_s
+        self._move_after_s = move_after_s
         self._lost_after_s = lost_after_s
         self._accept_s = accept_s
         self._streams: dict[str, OpenStream] = {}
@@ -181,7 +186,8 @@ class Leases:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _pump(self, stream: OpenStream) -> None:
-        """Read the replica's messages. One that refuses or dies before it took the request: another is tried, once."""
+        """Read the replica's messages. One that refuses, dies or falls silent before it took the request: another is
+        tried, once."""
         try:
             try:
                 await self._read_replica(stream, exclude=())
@@ -215,6 +221,13 @@ class Leases:
             if last or stream.replica_id is not None:
                 raise
             raise _NotTaken(error, ()) from error
+        except asyncio.CancelledError:
+            if last or stream.left is None or stream.closed:
+                raise
+            pump = asyncio.current_task()
+            assert pump is not None
+            pump.uncancel()
+            raise _NotTaken(silent(), (stream.left,)) from None
 
     async def _renew(self, replica_id: str, streams: list[OpenStream]) -> None:
         try:
@@ -224,11 +237,21 @@ class Leases:
         except BrimfulError as error:
             silent_s = self._clock() - self._heard_at_s.get(replica_id, self._clock())
             logger.warning("replica %s didn't renew, silent for %.1f s: %s", replica_id, silent_s, error)
-            if silent_s > self._lost_after_s:
-                for stream in streams:
-                    stream.fail(EngineDead("the replica stopped answering", retry_after_s=RETRY_AFTER_S))
+            streams[0].client.distrust(replica_id)
+            for stream in streams:
+                if silent_s > self._move_after_s and _can_move(stream):
+                    self._move(stream, replica_id)
+                elif silent_s > self._lost_after_s:
+                    stream.fail(silent())
         finally:
             self._renewing.discard(replica_id)
+
+    def _move(self, stream: OpenStream, replica_id: str) -> None:
+        """Give up the call to a silent replica; its pump asks another one. If that replica wakes up and does take the
+        request, it ends it again, because nobody renews it there."""
+        assert stream.pump is not None
+        stream.left = replica_id
+        stream.pump.cancel()
 
     async def _wind_up(self, stream: OpenStream) -> None:
         """Abort at the replica, then let the pump run out: the replica answers an abort with the stream's end."""
@@ -275,6 +298,16 @@ def _refusal(message: StreamMessage) -> BrimfulError | None:
             if isinstance(error, (QueueFull, Unavailable, EngineDead)):
                 return error
     return None
+
+
+def _can_move(stream: OpenStream) -> bool:
+    """Nothing was computed for it as far as we know, somebody listens, it wasn't moved yet, and there is another."""
+    waits = stream.replica_id is None and not stream.closed and stream.left is None
+    return waits and stream.client.num_replicas() > 1
+
+
+def silent() -> EngineDead:
+    return EngineDead("the replica stopped answering", retry_after_s=RETRY_AFTER_S)
 
 
 def no_replica() -> Unavailable:

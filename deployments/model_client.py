@@ -49,6 +49,10 @@ class ModelClient(Protocol):
         """Say that these streams still have a listener here. Raises `EngineDead` when the replica doesn't answer."""
         ...
 
+    def distrust(self, replica_id: str) -> None:
+        """The replica didn't answer: the router is to prefer others until it reports again."""
+        ...
+
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         """The model's card and tokenizer, and its limits. Raises `Unavailable` while no replica runs."""
         ...

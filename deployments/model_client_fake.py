@@ -37,6 +37,7 @@ class FakeModelClient:
         self.aborted: list[tuple[str, str]] = []
         self.renewed: list[tuple[str, str, tuple[str, ...]]] = []
         self.forgotten: list[str] = []
+        self.distrusted: list[str] = []
         self._facts = facts
         self._texts = texts
         self._open: dict[str, asyncio.Queue[Answer]] = {}
@@ -84,6 +85,9 @@ class FakeModelClient:
             await self.answers[replica_id].wait()
         self._answer_control(replica_id)
         self.renewed.append((replica_id, lease, request_ids))
+
+    def distrust(self, replica_id: str) -> None:
+        self.distrusted.append(replica_id)
 
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         if self._facts is None or not self.replica_ids:

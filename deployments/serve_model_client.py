@@ -94,6 +94,9 @@ class ServeModelClient:
     async def renew(self, replica_id: str, lease: str, request_ids: tuple[str, ...]) -> None:
         await self._pinned(replica_id, "renew", lease, request_ids)
 
+    def distrust(self, replica_id: str) -> None:
+        self.state.distrust(replica_id)
+
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         try:
             async with asyncio.timeout(FACTS_TIMEOUT_S):

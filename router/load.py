@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from router.inflight import LedgerCounts
 from router.types import ReplicaLoad, ReplicaView
-from router.views import SeenReport
+from router.views import NEVER, SeenReport
 
 STALE_SHARE = 0.5
 """A stale candidate scores this share of the worst fresh one."""
 
 WAITING_WEIGHT = 6.0
 KV_PRESSURE_FROM = 0.5
-
-NEVER = float("-inf")
 
 
 def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> ReplicaLoad:

@@ -157,6 +157,10 @@ class RouterState:
         if self.uses_prefixes:
             self.prefix_changes.apply(report)
 
+    def distrust(self, replica_id: str) -> None:
+        """The replica didn't answer: what it reported counts as stale until it reports again."""
+        self.views.distrust(replica_id)
+
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""
         self.ledger.ended(request_id, self._clock())

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from replica.request import LoadReport
 
+NEVER = float("-inf")
+"""When the last believable report came, if none did."""
+
 MAX_RETIRED_EPOCHS = 8
 """Remembered per replica: a late report is at most seconds old, and an engine isn't replaced that often."""
 
 
 class SeenReport(NamedTuple):
-    """A report and when it arrived here."""
+    """A report and when it arrived here; `NEVER` when it isn't believed any more."""
 
     report: LoadReport
     arrived_at_s: float
@@ -59,6 +62,14 @@ class ReplicaViews:
             replica.seen = SeenReport(report, now)
             self._changed.add(report.replica_id)
             return True
+
+    def distrust(self, replica_id: str) -> None:
+        """What the replica last said is too old to be believed, however lately it came. The next news ends that."""
+        with self._lock:
+            replica = self._replicas.get(replica_id)
+            if replica is not None:
+                replica.seen = SeenReport(replica.seen.report, NEVER)
+                self._changed.add(replica_id)
 
     def newest(self) -> dict[str, SeenReport]:
         """The newest report of every replica that has spoken."""

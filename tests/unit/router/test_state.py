@@ -77,6 +77,18 @@ def test_a_view_turns_stale_with_time_and_fresh_with_news(state: RouterState, cl
     assert state.choose(request("t"), ["a", "b"]).replica_id == "a"
 
 
+def test_a_replica_that_did_not_answer_is_the_last_choice_until_it_reports_again(state: RouterState) -> None:
+    state.observe(report("b", number=2, num_running=20))
+    state.distrust("a")
+    state.observe(report("a", number=1))  # a copy of what it said before
+    assert state.choose(request("r"), ["a", "b"]).replica_id == "b"
+    assert state.choose(request("s"), ["a"]).replica_id == "a"
+    state.observe(report("a", number=2))
+    assert state.choose(request("t"), ["a", "b"]).replica_id == "a"
+    state.distrust("nobody knows it")
+    assert state.views.seen("nobody knows it") is None
+
+
 def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state: RouterState) -> None:
     state.retain(["a", "b", "c"])
     state.observe(report("a", number=2, block_hashes_added=CHAIN))
