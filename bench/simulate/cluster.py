@@ -3,17 +3,20 @@
 What a replica says at time t is heard by the routers at t + back; what they send at t reaches a replica at t or later.
 So with windows of back / 2 nobody has to wait for the present:
 
-    window         k - 1        k          k + 1
-    routers                               run: know all that was said before the end of window k - 1
-    replicas                    run: know all that was sent before the end of window k
+    window         k          k + 1      k + 2
+    routers                              run: know all that was said before the end of window k
+    replicas       done       run: know all that was sent before the end of window k + 1
 
-Both run at the same time, in as many processes as wanted, and the result is the same as in one: everything that
-happens inside a window depends on what was handed over before it, and that is ordered by time and replica.
+All run at the same time, in as many processes as wanted. Replicas have the next window's orders while they run one, so
+that those of one process wait neither for the routers nor for another process, unless it falls a window behind. The
+result is the same as in one process: everything that happens inside a window depends on what was handed over before
+it, and that is ordered by time and replica.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -73,19 +76,19 @@ def _play(
     parts: list[Shard] = list(shards)
     for shard in parts:
         front.hear(shard.finish())
-    window = 0
-    sent = front.run(width_s)
+    orders = _Orders(front, parts, firsts or [0], width_s)
+    orders.give(0)
+    orders.give(1)
     while not front.is_done:
-        until_s = (window + 1) * width_s
-        for shard, share in zip(parts, _shares(sent, firsts or [0]), strict=True):
-            shard.begin(until_s, share)
-        sent = front.run(until_s + width_s)
         news: list[News] = []
         for shard in parts:
             news += shard.finish()
         front.hear(news)
-        progress(Pace(until_s, front.num_arrived, front.columns.num_ended, len(front.columns)))
-        window = _next_window(front, window, width_s) if not sent else window + 1
+        done = orders.given.popleft()
+        progress(Pace((done + 1) * width_s, front.num_arrived, front.columns.num_ended, len(front.columns)))
+        orders.give(_next_window(front, orders.given[-1], width_s))
+    for shard in parts * len(orders.given):
+        shard.finish()
     totals = StepTotals()
     for shard in parts:
         totals.merge(shard.close())
@@ -94,8 +97,28 @@ def _play(
     return Outcome(front.columns, totals, settings.num_replicas, num_blocks, peak)
 
 
+class _Orders:
+    """Windows that the replicas have been told to run. `given`: those that aren't finished, in order."""
+
+    def __init__(self, front: Front, shards: list[Shard], firsts: list[int], width_s: float) -> None:
+        self.given: deque[int] = deque()
+        self._front = front
+        self._shards = shards
+        self._firsts = firsts
+        self._width_s = width_s
+
+    def give(self, window: int) -> None:
+        """Let the routers run the window, and then the replicas with what was sent."""
+        until_s = (window + 1) * self._width_s
+        sent = self._front.run(until_s)
+        for shard, share in zip(self._shards, _shares(sent, self._firsts), strict=True):
+            shard.begin(until_s, share)
+        self.given.append(window)
+
+
 def _next_window(front: Front, window: int, width_s: float) -> int:
-    """The window after this one, or the one before the next arrival when there is nothing to do until then."""
+    """The window after this one, or when there is nothing to do until the next arrival, one that leaves time for two
+    more before it: the routers must know what was said in the first of these."""
     quiet_s = front.quiet_until_s
     return window + 1 if quiet_s is None else max(window + 1, math.floor(quiet_s / width_s) - 2)
 

@@ -7,6 +7,7 @@ report carries who was accepted and who ended since the one before, as a live re
 
 from __future__ import annotations
 
+from collections import deque
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -57,8 +58,8 @@ class News(NamedTuple):
 
 
 class Shard(Protocol):
-    """Some replicas, in this process or in another. `begin` a window, then `finish` it, in turn; one `finish` comes
-    first, with a report of each replica that routers have at time 0."""
+    """Some replicas, in this process or in another. `begin` windows and `finish` each, in order; several may have
+    begun. One `finish` comes first, with a report of each replica that routers have at time 0."""
 
     def begin(self, until_s: float, sent: list[Sent]) -> None:
         """Run all steps that begin before `until_s`. `sent`: what reaches these replicas before then, and perhaps
@@ -66,7 +67,7 @@ class Shard(Protocol):
         ...
 
     def finish(self) -> list[News]:
-        """The window's news."""
+        """The news of the oldest window that has begun."""
         ...
 
     def close(self) -> StepTotals:
@@ -102,16 +103,19 @@ class LocalShard:
             _Member(index, SimulatedReplica(settings.scheduler, settings.shape, settings.cost, self._totals))
             for index in range(first, last)
         ]
+        self._begun: deque[tuple[float, list[Sent]]] = deque([(0.0, [])])  # nothing happens before time 0
         for member in self._members:
             self._report(member, -settings.back_s, settings.back_s + IDLE_REPORT_S)
 
     def begin(self, until_s: float, sent: list[Sent]) -> None:
+        self._begun.append((until_s, sent))
+
+    def finish(self) -> list[News]:
+        until_s, sent = self._begun.popleft()
         for at_s, number, index in sent:
             self._members[index - self._first].replica.submit(number, self._request(number), at_s)
         for member in self._members:
             self._advance(member, until_s)
-
-    def finish(self) -> list[News]:
         news, self._news = self._news, []
         return news
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from bench.simulate.settings import ClusterSettings
@@ -59,7 +61,7 @@ class RemoteShard:
         try:
             self._pipe.send(order)
         except OSError:
-            if self._pipe.poll():  # it failed, and said why before it ended
+            while self._pipe.poll():  # it failed, and said why before it ended
                 self._receive()
             raise self._killed() from None
 
@@ -97,17 +99,31 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _receive_orders(pipe: Connection, orders: SimpleQueue[Any]) -> None:
+    """In a thread of its own: orders are taken while a window runs. Otherwise long ones and long news would wait for
+    each other, both sides sending and neither reading."""
+    order: Any = ()
+    while order is not None:
+        try:
+            order = pipe.recv()
+        except (EOFError, OSError):  # the parent is gone
+            order = None
+        orders.put(order)
+
+
 def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    orders: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_receive_orders, args=(pipe, orders), daemon=True).start()
     try:
         shard = LocalShard(settings, trace, first, last)
         pipe.send(shard.finish())
         with collections_paused():
-            while (order := pipe.recv()) is not None:
+            while (order := orders.get()) is not None:
                 shard.begin(*order)
                 pipe.send(shard.finish())
         pipe.send((shard.close(), peak_rss_bytes()))
-    except (EOFError, BrokenPipeError):
+    except BrokenPipeError:
         return
     except Exception:  # noqa: BLE001 - whatever it was, the parent reports it
         pipe.send(traceback.format_exc())

@@ -13,6 +13,7 @@ from bench.simulate.capacity import capacity
 from bench.simulate.cluster import Pace, simulate_cluster
 from bench.simulate.outcome import Objectives, Outcome
 from bench.simulate.settings import ClusterSettings
+from bench.simulate.shard import Sent
 from bench.simulate.shard_process import RemoteShard
 from bench.simulate.step_cost import StepCost
 from bench.traces.generate import fixed_lengths, generate
@@ -166,6 +167,21 @@ def test_a_worker_that_is_killed_while_it_is_waited_for_is_told_too() -> None:
         shard.finish()
     with pytest.raises(ResourceError, match="was killed"):
         shard.close()
+
+
+def test_long_orders_and_long_news_do_not_wait_for_each_other() -> None:
+    """Both sides send more than a pipe holds before either reads: the window's refusals, and the next one's orders."""
+    trace = fixed_lengths(40_000, 0, prompt_tokens=100, output_tokens=1)
+    small = replace(SETTINGS, shape=ModelShape(4, 16, 1000, 64, ()))
+    shard = RemoteShard(small, trace, 0, 1)
+    try:
+        assert [news.replica for news in shard.finish()] == [0]
+        for first in (0, 20_000):
+            shard.begin(1e-9 + first, [Sent(0.0, number, 0) for number in range(first, first + 20_000)])
+        ended = [request for _ in range(2) for news in shard.finish() for request in news.ended]
+        assert [request.number for request in ended] == list(range(40_000))
+    finally:
+        shard.kill()
 
 
 @pytest.mark.parametrize(
