@@ -9,6 +9,7 @@ that lie all over the memory would cost several times more than the arithmetic.
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +23,8 @@ _COLUMNS = (
     *("starts", "output_index", "token_ids"),
 )
 _columns = attrgetter(*_COLUMNS)
+_MANY = 1 / 16
+"""Share of the rows from which on, when so many change, new columns cost less than changed ones."""
 
 
 class DecodeRows:
@@ -106,17 +109,34 @@ class DecodeRows:
         return bisect_left(self.seqs, seq.arrival, key=by_arrival)
 
     def _change(self, left: set[Sequence], closed: list[Sequence]) -> None:
-        columns: list[list[Any]] = [column.copy() for column in _columns(self)]
-        for name, column in zip(_COLUMNS, columns, strict=True):
+        new = DecodeRows(closed)
+        self.catching_up = self.catching_up + new.catching_up
+        change = self._rebuilt if len(left) + len(closed) > _MANY * len(self.seqs) else self._patched
+        for name, column in zip(_COLUMNS, change(left, new), strict=True):
             setattr(self, name, column)
+
+    def _patched(self, left: set[Sequence], new: DecodeRows) -> list[list[Any]]:
+        """One place after the other: each moves what lies behind it in every column."""
+        columns: list[list[Any]] = [column.copy() for column in _columns(self)]
+        seqs: list[Sequence] = columns[0]
         for seq in left:
-            place = self._place(seq)
-            if self.seqs[place : place + 1] == [seq]:
+            place = bisect_left(seqs, seq.arrival, key=by_arrival)
+            if seqs[place : place + 1] == [seq]:
                 for column in columns:
                     del column[place]
-        for seq in closed:
-            new = DecodeRows([seq])
-            place = self._place(seq)
+        for row, seq in enumerate(new.seqs):
+            place = bisect_left(seqs, seq.arrival, key=by_arrival)
             for column, values in zip(columns, _columns(new), strict=True):
-                column.insert(place, values[0])
-            self.catching_up = self.catching_up + new.catching_up
+                column.insert(place, values[row])
+        return columns
+
+    def _rebuilt(self, left: set[Sequence], new: DecodeRows) -> list[list[Any]]:
+        """Every column anew, once."""
+        stays = [seq not in left for seq in self.seqs]
+        both = zip(_columns(self), _columns(new), strict=True)
+        columns = [[*compress(column, stays), *values] for column, values in both]
+        if not new.seqs:
+            return columns
+        arrivals = [seq.arrival for seq in columns[0]]
+        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
+        return [[column[row] for row in order] for column in columns]

@@ -77,6 +77,31 @@ def test_a_column_that_disagrees_with_its_sequence_is_noticed(spoil: Callable[[D
         w.scheduler.check_invariants()
 
 
+@pytest.mark.parametrize(("num_left", "num_closed"), [(0, 1), (1, 0), (1, 1), (20, 0), (0, 20), (7, 13), (20, 20)])
+def test_new_columns_are_the_old_ones_changed_place_by_place(num_left: int, num_closed: int) -> None:
+    w = world(max_num_seqs=40, max_num_batched_tokens=100)
+    for token in range(40):
+        w.add(request([token, token], 9, ignore_eos=True))
+    w.step()
+    everybody = w.scheduler._state.batch.running
+    rows, first = DecodeRows(everybody[::2]), 10 - num_left // 2
+    left = set(rows.seqs[first : first + num_left])
+    new = DecodeRows(everybody[1::2][:num_closed][::-1])
+    assert (len(left), len(new.seqs)) == (num_left, num_closed)
+    patched = rows._patched(left, new)
+    assert rows._rebuilt(left, new) == patched
+    assert patched[0] == [seq for seq in everybody if seq not in left and seq in {*rows.seqs, *new.seqs}]
+    assert rows.seqs == everybody[::2], "plans share columns"
+
+
+def test_many_that_leave_and_enter_at_once_are_as_good_as_one_by_one() -> None:
+    w = world(num_blocks=400, max_num_seqs=40, max_num_batched_tokens=100)
+    for number in range(100):
+        w.add(request([number % 50, 7], 3 + 5 * (number % 2), ignore_eos=True))
+    w.drain()
+    w.check_outputs()
+
+
 def test_of_who_has_departed_nothing_is_asked() -> None:
     w, rows = decoding()
     w.abort(1)
