@@ -46,6 +46,7 @@ def admit(state: SchedulerState, draft: StepDraft, now_s: float) -> None:
     """Move waiting sequences into the batch, in order, and give each its first chunk."""
     if state.config.batching == "static" and not len(state.batch) and not state.waiting.returned:
         state.refilling = True
+    draft.owed = None  # those mid-prefill have taken blocks since it was asked whether somebody could enter
     while isinstance(entry := _next_entry(state, draft, now_s), tuple):
         _enter(state, draft, *entry, now_s)
     state.blocked_by = None if entry is None else _REASONS[entry]
@@ -160,7 +161,9 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     need += seq.num_preemptions > 0 and bool(running)
     spare = tables.pool.num_free - need
     if reserve_full:
-        spare -= sum(max(0, tables.blocks_for(len(s.tokens)) - len(s.block_table)) for s in draft.prefills)
+        if draft.owed is None:
+            draft.owed = sum(_still_to_take(state, prefill) for prefill in draft.prefills)
+        spare -= draft.owed
     if running:
         spare -= ceil(state.config.watermark * tables.pool.num_blocks)
     if spare < 0 or not running:
@@ -171,6 +174,10 @@ def _fits(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer, 
     if spare >= len(draft.decodes) * (tables.blocks_for(num_steps) + 1):
         return True  # more than any growth: spares the sum over all decodes
     return spare >= _growth(state, draft, num_steps)
+
+
+def _still_to_take(state: SchedulerState, seq: Sequence) -> int:
+    return max(0, state.tables.blocks_for(len(seq.tokens)) - len(seq.block_table))
 
 
 def _growth(state: SchedulerState, draft: StepDraft, num_steps: int) -> int:
@@ -200,3 +207,5 @@ def _enter(state: SchedulerState, draft: StepDraft, seq: Sequence, offer: Offer,
     state.tables.grow(seq, seq.num_scheduled + offer.chunk)
     draft.prefills.append(seq)
     draft.give(seq, offer.chunk)
+    if draft.owed is not None:
+        draft.owed += _still_to_take(state, seq)

@@ -85,7 +85,8 @@ class StepDraft:
     `decodes`: those that get their token (their `chunk` stays 0), the same list unless somebody doesn't;
     `chunks`: rows of `chunk` tokens. `prefills`: all in the batch whose gap is, or was on admission, wider than that;
     some may get nothing. `due`: decodes that take a block or get their last token. `preempted`: somebody gave blocks
-    back in this step. `growth`: blocks that the decodes will take in so many steps, once asked for."""
+    back in this step. `growth`: blocks that the decodes will take in so many steps, once asked for. `owed`: blocks that
+    the `prefills` still have to take for all they know, once asked for, while who enters is looked at."""
 
     budget: int
     num_running_before: int
@@ -96,6 +97,7 @@ class StepDraft:
     due: list[Sequence] = field(default_factory=list)
     preempted: bool = False
     growth: dict[int, int] = field(default_factory=dict)
+    owed: int | None = None
 
     def give(self, seq: Sequence, num_tokens: int) -> None:
         if not seq.chunk:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from replica.scheduler.block_tables import BlockTables
 from tests.unit.scheduler.rig import World, chunks, request, world
 
 
@@ -191,3 +194,23 @@ def test_load_names_the_hashes_that_came_and_went() -> None:
     load = w.scheduler.load()
     assert load.block_hashes_evicted == block_hashes([7, 8, 9, 10], 4)
     assert load.block_hashes_added == block_hashes([5, 5, 5, 5], 4)
+
+
+def test_each_that_enters_is_looked_at_without_another_look_at_those_who_entered_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand that enter in one step would cost half a million looks."""
+    looks = 0
+    blocks_for = BlockTables.blocks_for
+
+    def counted(tables: BlockTables, num_tokens: int) -> int:
+        nonlocal looks
+        looks += 1
+        return blocks_for(tables, num_tokens)
+
+    w = world(num_blocks=500, max_num_seqs=100, max_num_batched_tokens=400)
+    for token in range(100):
+        w.add(request([token % 50, 3, 4], 2))
+    monkeypatch.setattr(BlockTables, "blocks_for", counted)
+    assert len(chunks(w.plan())) == 100
+    assert looks <= 5 * 100
