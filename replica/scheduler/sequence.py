@@ -119,24 +119,19 @@ class Sequence:
         self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids))
         self.stop_from = self.prompt_len + sampling.min_tokens
         self.status = SequenceStatus.WAITING
-        self.num_computed = 0
-        self.num_scheduled = 0
-        self.chunk = 0
+        self.num_computed = self.num_scheduled = self.chunk = 0
         self.block_table: list[int] = []
         self.num_slots = 0
         self.hashes: list[bytes] = []
         self.num_hashed = 0
-        self.plan_due = 0
-        self.commit_due = 0
+        self.plan_due = self.commit_due = 0
         self.lane = -1
         self.announced = False
         self.admission = 0
-        self.num_preemptions = 0
-        self.recomputed_until = 0
+        self.num_preemptions = self.recomputed_until = 0
         self.caught_up_at = self.input_len
         self.num_cached_tokens = 0
-        self.queued_at_s = now_s
-        self.waiting_since_s = now_s
+        self.queued_at_s = self.waiting_since_s = now_s
         self.scheduled_at_s: float | None = None
         self.first_token_at_s: float | None = None
         self.finished_at_s: float | None = None
