@@ -121,9 +121,8 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.num_computed = self.num_scheduled = self.chunk = 0
         self.block_table: list[int] = []
-        self.num_slots = 0
         self.hashes: list[bytes] = []
-        self.num_hashed = 0
+        self.num_slots = self.num_hashed = 0
         self.plan_due = self.commit_due = 0
         self.lane = -1
         self.announced = False
