@@ -1,12 +1,13 @@
 """What must hold between any two calls: for tests, and by a setting for a live replica under suspicion.
 
 A check looks at every block and every sequence once. Measured with contexts of 1,000 tokens in blocks of 16 and the
-prefix cache on, against one plan and commit of the same scheduler, in milliseconds on one core of a server CPU:
+prefix cache on, against one plan and commit of the same scheduler (`bench/scheduler_speed` has these for shorter
+contexts), in milliseconds on one core of a server CPU:
 
     running decodes   blocks    a check   plan + commit
-                 16    1,100       0.25            0.02
-                256   18,000       4               0.25
-              1,024   71,000      17               1.1
+                 16    1,100       0.3             0.05
+                256   18,000       4               0.23
+              1,024   72,000      17               1.0
 
 With `check_invariants` a step has two checks, so that a replica's step with 256 decodes takes 8 ms longer.
 """
