@@ -1,16 +1,16 @@
 """A cluster in virtual time: routers, replicas, and the windows in which they run beside each other.
 
 What a replica says at time t is heard by the routers at t + back; what they send at t reaches a replica at t or later.
-So with windows of back / 2 nobody has to wait for the present:
+So with windows of back / 4 nobody has to wait for the present:
 
-    window         k          k + 1      k + 2
-    routers                              run: know all that was said before the end of window k
-    replicas       done       run: know all that was sent before the end of window k + 1
+    window         k          k + 1      k + 2      k + 3      k + 4
+    routers        done       done       done       done       run: know all that was said before the end of window k
+    replicas       done       run: know all that was sent before the end of window k + 3
 
-All run at the same time, in as many processes as wanted. Replicas have the next window's orders while they run one, so
-that those of one process wait neither for the routers nor for another process, unless it falls a window behind. The
-result is the same as in one process: everything that happens inside a window depends on what was handed over before
-it, and that is ordered by time and replica.
+All run at the same time, in as many processes as wanted. A process of replicas has orders for several windows ahead, so
+that it waits neither for the routers nor for another process before it is that far ahead of them. The result is the
+same as in one process: everything that happens inside a window depends on what was handed over before it, and that is
+ordered by time and replica. More and narrower windows would even out more, and cost more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from bench.simulate.shard import LocalShard, News, Sent, Shard
 from bench.simulate.shard_process import RemoteShard, collections_paused
 from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
+
+WINDOWS = 4
+"""So many windows make up `ClusterSettings.back_s`: as many may have begun and not be finished."""
 
 
 class Pace(NamedTuple):
@@ -47,7 +50,7 @@ def simulate_cluster(
     Raises `RuntimeError` when a worker process fails, `ResourceError` when one is killed.
     """
     with collections_paused():
-        return _simulate(settings, trace, progress, settings.back_s / 2 if window_s is None else window_s)
+        return _simulate(settings, trace, progress, settings.back_s / WINDOWS if window_s is None else window_s)
 
 
 def _simulate(settings: ClusterSettings, trace: Trace, progress: Callable[[Pace], None], width_s: float) -> Outcome:
@@ -77,8 +80,8 @@ def _play(
     for shard in parts:
         front.hear(shard.finish())
     orders = _Orders(front, parts, firsts or [0], width_s)
-    orders.give(0)
-    orders.give(1)
+    for window in range(WINDOWS):
+        orders.give(window)
     while not front.is_done:
         news: list[News] = []
         for shard in parts:
@@ -117,10 +120,10 @@ class _Orders:
 
 
 def _next_window(front: Front, window: int, width_s: float) -> int:
-    """The window after this one, or when there is nothing to do until the next arrival, one that leaves time for two
-    more before it: the routers must know what was said in the first of these."""
+    """The window after this one; or, when there is nothing to do until the next arrival, one that is finished before
+    the routers come to it (with one to spare, for rounding)."""
     quiet_s = front.quiet_until_s
-    return window + 1 if quiet_s is None else max(window + 1, math.floor(quiet_s / width_s) - 2)
+    return window + 1 if quiet_s is None else max(window + 1, math.floor(quiet_s / width_s) - WINDOWS - 1)
 
 
 def _splits(num_replicas: int, num_shards: int) -> list[int]:

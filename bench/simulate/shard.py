@@ -8,6 +8,7 @@ report carries who was accepted and who ended since the one before, as a live re
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -76,15 +77,16 @@ class Shard(Protocol):
 
 
 class _Member:
-    """One replica with its reporting."""
+    """One replica with its reporting. Nothing happens there before `wakes_s`, unless it is idle and a request comes."""
 
-    __slots__ = ("due_s", "index", "is_idle", "num_reports", "replica")
+    __slots__ = ("due_s", "index", "is_idle", "num_reports", "replica", "wakes_s")
 
     def __init__(self, index: int, replica: SimulatedReplica) -> None:
         self.index = index
         self.replica = replica
         self.num_reports = 0
         self.due_s = 0.0
+        self.wakes_s = 0.0
         self.is_idle = True
 
 
@@ -113,9 +115,13 @@ class LocalShard:
     def finish(self) -> list[News]:
         until_s, sent = self._begun.popleft()
         for at_s, number, index in sent:
-            self._members[index - self._first].replica.submit(number, self._request(number), at_s)
+            member = self._members[index - self._first]
+            member.replica.submit(number, self._request(number), at_s)
+            if member.is_idle and at_s < member.wakes_s:
+                member.wakes_s = at_s
         for member in self._members:
-            self._advance(member, until_s)
+            if member.wakes_s < until_s:
+                self._advance(member, until_s)
         news, self._news = self._news, []
         return news
 
@@ -132,8 +138,11 @@ class LocalShard:
             member.is_idle = not replica.scheduler.has_work
             if member.is_idle or replica.now_s >= member.due_s:
                 self._report(member, replica.now_s, IDLE_REPORT_S if member.is_idle else self._report_every_s)
+        wakes_s = inf if begins_s is None else begins_s
         if member.is_idle:
             self._stay_idle(member, until_s)
+            wakes_s = min(wakes_s, member.due_s)
+        member.wakes_s = wakes_s
 
     def _stay_idle(self, member: _Member, until_s: float) -> None:
         """Signs of life before `until_s`."""
