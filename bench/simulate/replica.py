@@ -24,7 +24,7 @@ from replica.errors import BrimfulError
 from replica.model.api import ModelShape
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
-from replica.scheduler.preemption import newest_mid_prefill
+from replica.scheduler.preemption import newest
 from replica.scheduler.scheduler import Scheduler
 from replica.scheduler.state import VictimRule
 
@@ -54,7 +54,7 @@ class SimulatedReplica:
         totals: StepTotals,
         *,
         check_invariants: bool = False,
-        victim_rule: VictimRule = newest_mid_prefill,
+        victim_rule: VictimRule = newest,
     ) -> None:
         self.scheduler = Scheduler(config, shape, check_invariants=check_invariants, victim_rule=victim_rule)
         self.now_s = 0.0

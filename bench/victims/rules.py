@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from replica.scheduler.block_pool import BlockPool
-from replica.scheduler.preemption import newest, newest_mid_prefill
+from replica.scheduler.preemption import newest
 from replica.scheduler.sequence import Sequence
 from replica.scheduler.state import VictimRule
 
@@ -35,6 +35,18 @@ def least_recompute_per_block(candidates: Candidates, pool: BlockPool) -> Sequen
 def most_blocks(candidates: Candidates, pool: BlockPool) -> Sequence:
     """The one that frees the most blocks: the fewest preemptions."""
     return max(candidates, key=lambda seq: _num_freed(seq, pool))
+
+
+def newest_mid_prefill(candidates: Candidates, pool: BlockPool) -> Sequence:
+    """The newest with more than one token to compute, whose computed blocks are in the prefix cache; else the newest.
+
+    No stream that flows stops: the victim's hasn't begun, or stands still already (preempted before), and then for
+    longer. What it had computed is found again in the prefix cache if it returns soon.
+    """
+    for seq in candidates:
+        if seq.gap > 1 and seq.block_table and pool.is_named(seq.block_table[0]):
+            return seq
+    return newest(candidates, pool)
 
 
 def newest_any_mid_prefill(candidates: Candidates, pool: BlockPool) -> Sequence:

@@ -30,7 +30,7 @@ def make_room(state: SchedulerState, draft: StepDraft, needy: Sequence) -> bool:
 
 
 def choose_victim(state: SchedulerState) -> Sequence | None:
-    """Who loses: of those who may, whom the rule picks (`newest_mid_prefill`, unless a study brought another)."""
+    """Who loses: of those who may, whom the rule picks (`newest`, unless a study brought another)."""
     candidates = may_lose(state.batch.running, state.config.policy)
     return state.victim_rule(candidates, state.tables.pool) if candidates else None
 
@@ -49,22 +49,6 @@ def may_lose(running: list[Sequence], policy: str) -> list[Sequence]:
 def newest(candidates: list[Sequence], pool: BlockPool) -> Sequence:  # noqa: ARG001 - the signature of all rules
     """The last to arrive: it returns last, so it doesn't come back for the next to be preempted."""
     return candidates[0]
-
-
-def newest_mid_prefill(candidates: list[Sequence], pool: BlockPool) -> Sequence:
-    """The newest with more than one token to compute, whose computed blocks are in the prefix cache; else the newest.
-
-    Differs from the rule that this scheduler is specified with (under `fcfs` the newest running one, whatever it does,
-    under `priority` the newest of the least important), because it mostly recomputes less: bench/victims has the
-    numbers, also of the loads where it doesn't. No stream that flows stops: the victim's hasn't begun, or stands still
-    already (preempted before, or continued from another replica), and then for longer. What it had computed is found
-    again in the prefix cache if it returns soon. Without the cache all of it is lost, which makes the plain newest the
-    better choice.
-    """
-    for seq in candidates:
-        if seq.gap > 1 and seq.block_table and pool.is_named(seq.block_table[0]):
-            return seq
-    return newest(candidates, pool)
 
 
 def preempt(state: SchedulerState, victim: Sequence) -> None:

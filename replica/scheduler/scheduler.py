@@ -29,7 +29,7 @@ from replica.scheduler.commit import commit_step, end_sequences, roll_back_step
 from replica.scheduler.intake import check_queue, check_request, make_sequence
 from replica.scheduler.plan import StepOutcome, StepPlan, StepResult
 from replica.scheduler.planning import plan_step
-from replica.scheduler.preemption import may_lose, newest, newest_mid_prefill, preempt
+from replica.scheduler.preemption import may_lose, newest, preempt
 from replica.scheduler.prefix_cache import PrefixCache
 from replica.scheduler.running_batch import RunningBatch
 from replica.scheduler.sequence import SequenceStatus
@@ -49,7 +49,7 @@ class Scheduler:
         shape: ModelShape,
         *,
         check_invariants: bool = False,
-        victim_rule: VictimRule = newest_mid_prefill,
+        victim_rule: VictimRule = newest,
     ) -> None:
         check_against_model(config, shape)
         if check_invariants and not __debug__:

@@ -20,7 +20,11 @@ from tests.integration.service import QUIET, Service
 pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 8
-BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 100, "ignore_eos": True, "stream": True}
+FIRST_BODY = {
+    **BODY,
+    "max_tokens": 900,
+}  # long, so that replicas aren't done before the clients have read the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Load:
     async def _request(self, http: httpx.AsyncClient, is_first: bool = False) -> Outcome:
         sent_s = time.monotonic()
         done, code = False, None
-        async with http.stream("POST", "/v1/completions", json=BODY) as answer:
+        async with http.stream("POST", "/v1/completions", json=FIRST_BODY if is_first else BODY) as answer:
             if answer.status_code != 200:
                 code = json.loads(await answer.aread())["error"]["code"]
             else:

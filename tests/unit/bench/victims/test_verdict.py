@@ -6,7 +6,7 @@ import pytest
 
 from bench.victims.rules import RULES
 from bench.victims.study import Measured
-from bench.victims.verdict import SHIPPED_RULE, better_rules, table
+from bench.victims.verdict import REFERENCE, better_rules, table
 from tests.unit.scheduler.rig import world
 
 NEWEST = Measured("newest", 100, 1000.0, 1.1, 0.5, 3, 0.0, 10.0, 5.0, 9.0, 0.1, 20.0, 2.0)
@@ -41,4 +41,4 @@ def test_the_table_has_a_line_for_each_rule() -> None:
 
 
 def test_the_shipped_rule_is_the_one_that_a_scheduler_has_unless_it_is_told_another() -> None:
-    assert world().scheduler._state.victim_rule is RULES[SHIPPED_RULE]
+    assert world().scheduler._state.victim_rule is RULES[REFERENCE]
