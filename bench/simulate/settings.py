@@ -9,6 +9,7 @@ from bench.simulate.step_cost import H100_8B, StepCost
 from replica.config import SchedulerConfig
 from replica.errors import SettingError
 from replica.model.api import ModelShape
+from replica.scheduler.budgets import check_against_model
 from router.config import RouterConfig
 
 MAX_WORKERS = 64
@@ -47,11 +48,7 @@ class ClusterSettings:
             value = getattr(self.shape, name)
             if not 1 <= value < math.inf:
                 raise SettingError(name, value, "at least 1")
-        if not self.scheduler.enable_chunked_prefill and (
-            self.scheduler.max_num_batched_tokens < self.shape.max_model_len
-        ):
-            allowed = f"at least max_model_len = {self.shape.max_model_len} while enable_chunked_prefill is off"
-            raise SettingError("max_num_batched_tokens", self.scheduler.max_num_batched_tokens, allowed)
+        check_against_model(self.scheduler, self.shape)
 
     @property
     def back_s(self) -> float:
