@@ -188,9 +188,10 @@ class RouterState:
         return views
 
     def _sample(self, replica_ids: Sequence[str], matched: dict[str, int]) -> list[str]:
-        favourites = sorted(matched.keys() & set(replica_ids), key=matched.__getitem__)[-MAX_FAVOURITES:]
+        known = [replica_id for replica_id in replica_ids if replica_id in matched] if matched else []
+        favourites = sorted(known, key=matched.__getitem__)[-MAX_FAVOURITES:]
         drawn = self._rng.sample(replica_ids, MAX_SCORED - len(favourites))
-        return list({*favourites, *drawn})
+        return list(dict.fromkeys([*favourites, *drawn]))  # in an order that no process's `hash` decides
 
     def _refresh(self, replica_ids: Sequence[str]) -> None:
         """Look again at the replicas that changed since the last decision, and at those never looked at."""

@@ -12,14 +12,14 @@ weighted down in proportion (Huber), a few times over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fit.micro import Point
+from bench.fit.micro import REFERENCE_NAMES, Point
 from bench.simulate.step_cost import StepCost, StepWork
 from replica.errors import SettingError
 
@@ -68,7 +68,7 @@ def errors_of(cost: StepCost, points: Sequence[Point]) -> tuple[float, ...]:
 
 
 def speed_of(cost: StepCost, points: Sequence[Point]) -> float:
-    """How many times as long as predicted these steps took: 1 on the machine, and in the hour, of the fit."""
+    """How many times as long as predicted these steps took."""
     return median(point.seconds / cost.seconds(point.work) for point in points)
 
 
@@ -84,6 +84,8 @@ def _fit(points: Sequence[Point], knots: tuple[int, ...], granule: int, name: st
         limit = max(2.0 * float(np.median(errors)), 1e-12)
         weights = np.sqrt(limit / np.maximum(errors, limit))
     cost = _cost(solution, knots, granule, name, source)
+    reference = [point for point in points if point.benchmark in REFERENCE_NAMES]
+    cost = replace(cost, reference_ratio=speed_of(cost, reference) if reference else 1.0)
     return Fit(cost, errors_of(cost, points), int((columns.sum(axis=0) > 0).sum()))
 
 

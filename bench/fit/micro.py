@@ -34,6 +34,7 @@ _TINY = (2, 8)
 _DEEP_CHUNKS = ((64, 448), (128, 1024), (512, 1536))
 _MIXES = ((8, 56), (16, 112), (32, 224), (48, 464))
 _SHORT = 16
+_REFERENCE_WIDTHS, _REFERENCE_CHUNK = (1, 8, 32), 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,17 @@ def micro_benchmarks(limits: SchedulerConfig, max_model_len: int) -> list[Benchm
             requests = ((_SHORT, 8),) * width + ((5 * size, 1),)
             found.append(Benchmark(f"{width} decodes and {size} tokens", requests, width + 1, width + size))
     return [benchmark for benchmark in found if max(map(sum, benchmark.requests)) <= max_model_len]
+
+
+def reference_steps(limits: SchedulerConfig) -> list[Benchmark]:
+    """A few seconds of micro-benchmarks that say how fast the machine is now: narrow, wide, prefill."""
+    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    widths = sorted({min(width, seqs) for width in _REFERENCE_WIDTHS})
+    return [*(decode(width, _SHORT, limits, 10) for width in widths), chunks(min(_REFERENCE_CHUNK, tokens), limits, 5)]
+
+
+REFERENCE_NAMES = frozenset(benchmark.name for benchmark in reference_steps(SchedulerConfig(max_num_seqs=256)))
+"""What `reference_steps` are called where the limits allow all of them: every fit measures these too."""
 
 
 def _point(name: str, work: StepWork, times: list[float]) -> Point:

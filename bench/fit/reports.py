@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from bench.fit.fitting import Fit
 from bench.fit.micro import Point
@@ -34,17 +35,19 @@ def cost_table(cost: StepCost) -> Iterator[str]:
 
 
 def validation_table(found: Sequence[LoadComparison]) -> Iterator[str]:
-    """Measured beside simulated; judged numbers carry their verdict."""
-    yield f"{'load':8} {'number':22} {'measured':>10} {'simulated':>10} {'error':>7}"
+    """Measured beside simulated, each the middle of the plays; judged numbers carry their verdict. `all`: the error of
+    every play."""
+    yield f"{'load':8} {'number':22} {'measured':>10} {'simulated':>10} {'error':>7}  all"
     for comparison in found:
-        for name, measured in comparison.measured.items():
+        plays = comparison.plays
+        for name in plays[0].measured:
+            measured = median(play.measured[name] for play in plays)
+            simulated = median(play.simulated[name] for play in plays)
             error = comparison.error(name)
             verdict = ("  ok" if abs(error) <= TOLERANCE else "  OUTSIDE") if name in JUDGED else ""
-            yield (
-                f"{comparison.load:8} {name:22} {measured:10.4g} {comparison.simulated[name]:10.4g} "
-                f"{error:+7.1%}{verdict}"
-            )
-        before, after = comparison.speed_before, comparison.speed_after
-        yield f"{comparison.load:8} reference steps took {before:.3f} x the cost before, {after:.3f} x after"
+            every = " ".join(f"{one:+.1%}" for one in comparison.errors(name))
+            yield f"{comparison.load:8} {name:22} {measured:10.4g} {simulated:10.4g} {error:+7.1%}  {every}{verdict}"
+        speeds = ", ".join(f"{play.speed_before:.3f} and {play.speed_after:.3f}" for play in plays)
+        yield f"{comparison.load:8} reference steps before and after, x the fit's seconds: {speeds}"
     agrees = all(comparison.agrees for comparison in found)
     yield f"{' and '.join(JUDGED)} within {TOLERANCE:.0%} on every load: {'yes' if agrees else 'no'}"

@@ -10,19 +10,21 @@ measured; 0.8 and 2 keep it to five and two. Capacity is what the simulator make
 are present.
 
 Same trace, same settings, the same way of counting on both sides. A machine isn't always equally fast, so before and
-after each load a few micro-benchmarks are measured again; how much longer they took than the cost says is the load's
-speed factor, by which the simulation of that load is stretched. Nothing is ever taken from the loads themselves.
+after each play of a load a few micro-benchmarks are measured again; how much longer they took than in the fit is the
+play's speed factor, by which its simulation is stretched. Nothing is ever taken from the loads themselves. Speed also
+changes within a play: the loads are played in turn, in several rounds, and a load is judged by its middle play.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any, NamedTuple
 
 from bench.fit.engine import MeasuredEngine, Played
 from bench.fit.fitting import speed_of
-from bench.fit.micro import Benchmark, MicroBenchmarks, chunks, decode
+from bench.fit.micro import MicroBenchmarks, reference_steps
 from bench.fit.observed import observed, orders_of, requests_of, simulated
 from bench.simulate.outcome import Objectives, Outcome
 from bench.simulate.step_cost import StepCost
@@ -33,6 +35,7 @@ from replica.model.api import ModelShape
 from replica.request import GenerationRequest
 
 TOLERANCE = 0.15
+ROUNDS = 3
 JUDGED = ("ttft_p50_s", "output_tokens_per_s")
 _NO_OBJECTIVES = Objectives(float("inf"), float("inf"))
 _PROBE_REQUESTS = 256
@@ -59,11 +62,10 @@ LOADS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LoadComparison:
-    """One load: what was measured and what was simulated, by name; `speed_before` and `speed_after` are the factors of
-    the reference steps (more is slower)."""
+class Play:
+    """One play of a load: what was measured and what was simulated, by name; `speed_before` and `speed_after` are the
+    factors of the reference steps (more is slower)."""
 
-    load: str
     num_requests: int
     speed_before: float
     speed_after: float
@@ -74,12 +76,28 @@ class LoadComparison:
         """(simulated - measured) / measured."""
         return self.simulated[name] / self.measured[name] - 1.0
 
+
+@dataclass(frozen=True, slots=True)
+class LoadComparison:
+    """All plays of one load."""
+
+    load: str
+    plays: tuple[Play, ...]
+
+    def errors(self, name: str) -> list[float]:
+        """Of every play, in order of size."""
+        return sorted(play.error(name) for play in self.plays)
+
+    def error(self, name: str) -> float:
+        """Of the middle play."""
+        return median(self.errors(name))
+
     @property
     def agrees(self) -> bool:
         return all(abs(self.error(name)) <= TOLERANCE for name in JUDGED)
 
     def as_json(self) -> dict[str, Any]:
-        errors = {name: self.error(name) for name in self.measured}
+        errors = {name: self.error(name) for name in self.plays[0].measured}
         return asdict(self) | {"errors": errors, "agrees": self.agrees}
 
 
@@ -92,33 +110,32 @@ def trace_of(load: ValidationLoad, seconds: float, limits: SchedulerConfig, shap
     return trace.all_present() if load.of_capacity is None else trace.at_rate(load.of_capacity * capacity)
 
 
-def reference_steps(limits: SchedulerConfig) -> list[Benchmark]:
-    """A few seconds of micro-benchmarks: narrow, wide, prefill."""
-    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    widths = sorted({1, min(8, seqs), min(32, seqs)})
-    return [*(decode(width, 16, limits, 10) for width in widths), chunks(min(256, tokens), limits, 5)]
-
-
 def validate(
     engine: MeasuredEngine,
     cost: StepCost,
     seconds: float,
     progress: Progress,
     loads: tuple[ValidationLoad, ...] = LOADS,
+    rounds: int = ROUNDS,
 ) -> list[LoadComparison]:
-    """Plays each load, `seconds` of work, on `engine`, which is idle, and in the simulator. Raises `ValueError` when
-    the engine did something else than its scheduler plans."""
+    """Plays each load once a round, `seconds` of work each time, on `engine`, which is idle, and in the simulator.
+
+    Raises `ValueError` when the engine did something else than its scheduler plans.
+    """
     speedometer = _Speedometer(engine, cost, progress)
-    before, found = speedometer.read(f"before load {loads[0].name}"), []
-    for load in loads:
-        trace, requests, played = _play(engine, slowed(cost, before), seconds, load, progress)
-        after = speedometer.read(f"after load {load.name}")
-        limits, shape = engine.config.scheduler, engine.shape
-        expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
-        real = observed(trace, requests, played, shape)
-        found.append(LoadComparison(load.name, len(trace), before, after, numbers_of(real), numbers_of(expected)))
-        before = after
-    return found
+    before = speedometer.read("before the first load")
+    plays: dict[str, list[Play]] = {load.name: [] for load in loads}
+    for number in range(rounds):
+        for load in loads:
+            title = f"load {load.name}, {number + 1}/{rounds}"
+            trace, requests, played = _play(engine, slowed(cost, before), seconds, load, title, progress)
+            after = speedometer.read(f"after {title}")
+            limits, shape = engine.config.scheduler, engine.shape
+            expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
+            real = observed(trace, requests, played, shape)
+            plays[load.name].append(Play(len(trace), before, after, numbers_of(real), numbers_of(expected)))
+            before = after
+    return [LoadComparison(name, tuple(found)) for name, found in plays.items()]
 
 
 class _Speedometer:
@@ -131,19 +148,20 @@ class _Speedometer:
         self._progress = progress
 
     def read(self, when: str) -> float:
-        """How many times as long as the cost says they take now."""
+        """How many times as long as in the fit they take now."""
         self._progress(f"reference steps {when}")
-        return speed_of(self._cost, self._micro.measure(self._steps, range(1), lambda *_: None))
+        now = speed_of(self._cost, self._micro.measure(self._steps, range(1), lambda *_: None))
+        return now / self._cost.reference_ratio
 
 
 def _play(
-    engine: MeasuredEngine, cost: StepCost, seconds: float, load: ValidationLoad, progress: Progress
+    engine: MeasuredEngine, cost: StepCost, seconds: float, load: ValidationLoad, title: str, progress: Progress
 ) -> tuple[Trace, list[GenerationRequest], Played]:
     limits, shape = engine.config.scheduler, engine.shape
     trace = trace_of(load, seconds, limits, shape, cost)
     requests = requests_of(trace, shape.vocab_size)
     orders = orders_of(trace, requests, limits)
-    return trace, requests, engine.play(orders, _Tenths(f"load {load.name}", len(trace), progress).ended)
+    return trace, requests, engine.play(orders, _Tenths(title, len(trace), progress).ended)
 
 
 class _Tenths:

@@ -61,7 +61,8 @@ class StepCost:
     context in whole pieces of so many tokens. `token_curve`: knots (tokens in the step, seconds), in order of tokens;
     straight lines between, the last line goes on beyond the last knot, and below the first knot it is the first's
     seconds. `name` is for tables; `source` says where the numbers come from. `device`: `cpu` or `cuda`, where it was
-    measured; "" in files from before there was this field."""
+    measured; "" in files from before there was this field. `reference_ratio`: how many times as long as this cost says
+    the reference steps took when it was fitted; what they take later is compared with that."""
 
     fixed_s: float
     prefill_token_s: float
@@ -74,6 +75,7 @@ class StepCost:
     name: str = "unnamed"
     source: str = ""
     device: str = ""
+    reference_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -88,6 +90,9 @@ class StepCost:
         check_curve(self.token_curve)
         if self.device not in ("", "cpu", "cuda"):
             raise SettingError("cost.device", self.device, "cpu or cuda")
+        ratio = self.reference_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
+            raise SettingError("cost.reference_ratio", ratio, "a finite number above 0")
 
     @property
     def kind_of_device(self) -> str:

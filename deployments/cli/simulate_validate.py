@@ -20,7 +20,8 @@ EXIT_OUTSIDE = 1
 def validate(
     cost: Annotated[str, typer.Option(help="a preset or a cost file, fitted on this machine")] = "cpu-smollm2",
     model: Model = "embedded",
-    seconds: Annotated[float, typer.Option(help="work in each load, seconds of the engine's time")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="work in each play of a load, seconds of the engine's time")] = 20.0,
+    rounds: Annotated[int, typer.Option(help="times that each load is played; the middle one counts")] = 3,
     load: Annotated[list[str] | None, typer.Option(help="only this load; may be repeated [default: all]")] = None,
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Tokens = 512,
@@ -39,6 +40,8 @@ def validate(
     began_s = time.monotonic()
     if not 1.0 <= seconds <= 3600.0:
         raise SettingError("--seconds", seconds, "from 1 to 3600")
+    if not 1 <= rounds <= 100:
+        raise SettingError("--rounds", rounds, "from 1 to 100")
     names = [known.name for known in LOADS]
     for given in load or ():
         if given not in names:
@@ -49,7 +52,7 @@ def validate(
     with real_engine(config, console.doing) as engine:
         chosen = tuple(known for known in LOADS if load is None or known.name in load)
         try:
-            found = compare(engine, step_cost, seconds, console.doing, chosen)
+            found = compare(engine, step_cost, seconds, console.doing, chosen, rounds)
         except ValueError as error:
             raise ResourceError(f"the steps can't be measured: {error}") from error
     for line in validation_table(found):

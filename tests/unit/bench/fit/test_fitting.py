@@ -11,7 +11,7 @@ import pytest
 
 from bench.fit import fitting
 from bench.fit.fitting import errors_of, fit_cost, nonnegative_least_squares, speed_of
-from bench.fit.micro import MicroBenchmarks, Point, micro_benchmarks
+from bench.fit.micro import REFERENCE_NAMES, MicroBenchmarks, Point, micro_benchmarks
 from bench.fit.points_file import PointsFile
 from bench.simulate.step_cost import StepCost, StepWork, load_cost
 from replica.errors import SettingError
@@ -91,6 +91,19 @@ def test_nonnegative_least_squares_is_the_constrained_minimum() -> None:
 def test_speed_is_how_much_longer_steps_took() -> None:
     points = [Point("a", StepWork(0, 1, 16, 0.0, 0), 1, 1.2 * LINEAR.seconds(StepWork(0, 1, 16, 0.0, 0)))]
     assert speed_of(LINEAR, points) == pytest.approx(1.2)
+
+
+def test_the_cost_says_how_far_it_is_off_at_the_reference_steps() -> None:
+    """So that a fit's own error there isn't taken for the machine's speed."""
+    points = [
+        replace(point, seconds=1.1 * point.seconds) if point.benchmark in REFERENCE_NAMES else point
+        for point in measured(LINEAR)
+    ]
+    cost = fit_cost(points, 16, "x", "y")[0].cost
+    reference = [point for point in points if point.benchmark in REFERENCE_NAMES]
+    assert speed_of(cost, reference) == cost.reference_ratio
+    assert cost.reference_ratio > 1.02
+    assert fit_cost(measured(LINEAR), 16, "x", "y")[0].cost.reference_ratio == pytest.approx(1.0)
 
 
 def test_points_that_are_all_alike_cant_be_fitted() -> None:

@@ -11,7 +11,7 @@ from bench.fit.fitting import fit_cost
 from bench.fit.micro import MicroBenchmarks, decode
 from bench.fit.points_file import PointsFile
 from bench.fit.reports import cost_table, points_table, validation_table
-from bench.fit.validation import LOADS, LoadComparison, slowed, validate
+from bench.fit.validation import LOADS, LoadComparison, Play, slowed, validate
 from bench.simulate.step_cost import StepCost
 from replica.errors import SettingError
 from tests.unit.bench.fit.engines import CURVED, LINEAR, engine
@@ -26,15 +26,18 @@ def test_an_engine_of_known_cost_agrees_with_the_simulator_within_a_percent() ->
     assert [comparison.load for comparison in found] == [load.name for load in LOADS]
     for comparison in found:
         assert comparison.agrees
-        assert comparison.measured["num_finished"] == comparison.num_requests
-        for name in comparison.measured:
-            assert abs(comparison.error(name)) < 0.01, (comparison.load, name)
+        assert len(comparison.plays) == 3
+        for play in comparison.plays:
+            assert play.measured["num_finished"] == play.num_requests
+            for name in play.measured:
+                assert abs(play.error(name)) < 0.01, (comparison.load, name)
 
 
 def test_a_slower_machine_is_found_by_the_reference_steps() -> None:
     for comparison in compared(slowed(CURVED, 1.3), CURVED):
-        assert (comparison.speed_before, comparison.speed_after) == pytest.approx((1.3, 1.3))
-        assert all(abs(comparison.error(name)) < 0.01 for name in comparison.measured)
+        for play in comparison.plays:
+            assert (play.speed_before, play.speed_after) == pytest.approx((1.3, 1.3))
+            assert all(abs(play.error(name)) < 0.01 for name in play.measured)
 
 
 def test_a_cost_that_is_wrong_in_its_parts_is_outside() -> None:
@@ -44,10 +47,18 @@ def test_a_cost_that_is_wrong_in_its_parts_is_outside() -> None:
 
 def test_progress_tells_each_load_and_how_far_it_is() -> None:
     heard: list[str] = []
-    validate(engine(LINEAR.of_plan), LINEAR, 2.0, heard.append, LOADS[:1])
-    assert heard[0] == "reference steps before load steady"
-    assert heard[-1] == "reference steps after load steady"
-    assert 2 <= sum("requests have ended" in line for line in heard) <= 11
+    validate(engine(LINEAR.of_plan), LINEAR, 2.0, heard.append, LOADS[:1], rounds=2)
+    assert heard[0] == "reference steps before the first load"
+    assert heard[-1] == "reference steps after load steady, 2/2"
+    assert 4 <= sum("requests have ended" in line for line in heard) <= 22
+
+
+def test_one_play_that_the_machine_spoiled_does_not_decide() -> None:
+    numbers = {"ttft_p50_s": 1.0, "output_tokens_per_s": 100.0}
+    plays = tuple(Play(5, 1.0, 1.0, numbers, numbers | {"ttft_p50_s": one}) for one in (1.1, 3.0, 1.0))
+    assert LoadComparison("steady", plays).error("ttft_p50_s") == pytest.approx(0.1)
+    assert LoadComparison("steady", plays).agrees
+    assert not LoadComparison("steady", plays[:2]).agrees
 
 
 def test_slowed_stretches_every_step() -> None:
@@ -64,9 +75,10 @@ def test_tables_show_every_point_and_the_verdict() -> None:
     assert len(list(points_table(points, fit))) == 1 + len(points)
     assert sum("curve at" in line for line in cost_table(CURVED)) == len(CURVED.token_curve)
     numbers = {"ttft_p50_s": 1.0, "output_tokens_per_s": 100.0, "num_steps": 10}
-    lines = list(validation_table([LoadComparison("steady", 5, 1.0, 1.0, numbers, numbers | {"ttft_p50_s": 1.2})]))
-    assert lines[1].endswith("+20.0%  OUTSIDE")
-    assert lines[2].endswith("+0.0%  ok")
+    play = Play(5, 1.0, 1.0, numbers, numbers | {"ttft_p50_s": 1.2})
+    lines = list(validation_table([LoadComparison("steady", (play,))]))
+    assert lines[1].endswith("+20.0%  +20.0%  OUTSIDE")
+    assert lines[2].endswith("+0.0%  +0.0%  ok")
     assert lines[3].endswith("+0.0%")
     assert lines[-1].endswith("on every load: no")
 
