@@ -40,6 +40,8 @@ JUDGED = ("ttft_p50_s", "output_tokens_per_s")
 _NO_OBJECTIVES = Objectives(float("inf"), float("inf"))
 _PROBE_REQUESTS = 256
 _LEAST_REQUESTS = 8
+_SEEDS_APART = 10
+"""Between rounds: the prefix cache would still know the prompts of the same seed."""
 
 Progress = Callable[[str], None]
 
@@ -128,7 +130,8 @@ def validate(
     for number in range(rounds):
         for load in loads:
             title = f"load {load.name}, {number + 1}/{rounds}"
-            trace, requests, played = _play(engine, slowed(cost, before), seconds, load, title, progress)
+            fresh = load._replace(seed=load.seed + _SEEDS_APART * number)
+            trace, requests, played = _play(engine, slowed(cost, before), seconds, fresh, title, progress)
             after = speedometer.read(f"after {title}")
             limits, shape = engine.config.scheduler, engine.shape
             expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))

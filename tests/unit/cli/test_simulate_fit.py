@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from replica.config import EngineConfig
 from replica.errors import StartupError
 from tests.fake_replica import FakeFactory, small_config
 from tests.faults.engine.factories import FailingFactory, SlowFactory, dying_factory
-from tests.unit.bench.fit.engines import CURVED, LINEAR, engine
+from tests.unit.bench.fit.engines import CURVED, engine
 
 SMALL = "--max-num-seqs 8 --max-num-batched-tokens 64"
 UseEngine = Callable[[MeasuredEngine], None]
@@ -110,7 +110,7 @@ def test_validate_ends_with_0_where_both_agree_and_1_where_not(
     assert run(line) == 0
     agreed = last_line(capsys)
     assert (agreed["agrees"], [load["load"] for load in agreed["loads"]]) == (True, ["steady", "spread"])  # type: ignore[attr-defined]
-    use_engine(engine(LINEAR.of_plan))
+    use_engine(engine(replace(CURVED, decode_seq_s=20e-3, chunk_s=40e-3).of_plan))
     assert run(line) == 1
     assert last_line(capsys)["agrees"] is False
 
