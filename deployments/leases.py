@@ -9,93 +9,31 @@ Ray's cancellation is a hint that can get lost, so nothing here depends on it:
 - Once per `beat_s` every replica is told which requests still have a listener here (the lease). A replica ends those
   that it wasn't told of for its `lease_timeout_s`: that covers aborts that got lost and ingress processes that died.
 - It holds the other way round too. A replica that doesn't answer a renewal is told to the router, which prefers others
-  from then on; requests sent there that it hasn't taken move to another replica once it was silent for `move_after_s`.
-  One that neither sent a message nor answered for `lost_after_s` is taken for dead: its streams end with `EngineDead`.
-  So do requests that could be sent to nobody within `accept_s`, and at once those of a model that has no replica left:
-  nothing ever hangs. A request that a replica has not taken yet waits for the end of the engine's step, however long
-  that is, while the replica answers; it watches over its engine itself.
+  from then on; if it sent no message for `move_after_s` either, requests sent there that it hasn't taken move to
+  another. One that neither sent a message nor answered for `lost_after_s` is taken for dead: its streams end with
+  `EngineDead`. Requests that could be sent to nobody within `accept_s` end with `Unavailable`, and so do at once those
+  of a model that has no replica left: nothing ever hangs. A request that a replica has not taken yet waits for the end
+  of the engine's step, however long that is, while the replica answers; it watches over its engine itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from deployments.model_client import ModelClient
+from deployments.open_stream import OpenStream
 from replica.errors import BrimfulError, EngineDead, EngineFailure, QueueFull, Unavailable, error_from_info
 from replica.request import GenerationRequest, StreamMessage
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
+STOOD_STILL_S = 3.0
+"""A renewal is given up sooner. One that took longer says that this process stood still, and nothing of the replica."""
 ABORT_ATTEMPTS = 2
-
-
-class OpenStream:
-    """One request's messages on their way from a replica to whoever reads them here.
-
-    `news` is set whenever `take_all` has something new to say; streams that are read together share it.
-    """
-
-    def __init__(
-        self, client: ModelClient, request: GenerationRequest, opened_at_s: float, news: asyncio.Event | None = None
-    ) -> None:
-        self.client = client
-        self.request = request
-        self.opened_at_s = opened_at_s
-        self.replica_id: str | None = None
-        self.closed = False
-        self.pump: asyncio.Task[None] | None = None
-        self.left: str | None = None  # the silent replica that had not taken it when another one was to be asked
-        self._messages: deque[StreamMessage] = deque()
-        self._num_open = request.n
-        self._error: BrimfulError | None = None
-        self.news = news or asyncio.Event()
-        self.known = asyncio.Event()  # set once a replica took the request, or none ever will
-
-    @property
-    def finished(self) -> bool:
-        """Every sequence has had its last event: nothing is held at a replica."""
-        return self._num_open <= 0
-
-    async def read(self) -> list[StreamMessage]:
-        """All messages that came since the last call, at least one; an empty list after the last one.
-
-        Raises what ended the stream early, after everything that came before it has been read.
-        """
-        while not (messages := self.take_all()) and not self.finished:
-            self.news.clear()
-            await self.news.wait()
-        return messages
-
-    def take_all(self) -> list[StreamMessage]:
-        """`read` without waiting: an empty list also when nothing has come."""
-        if not self._messages and self._error is not None:
-            raise self._error
-        messages = list(self._messages)
-        self._messages.clear()
-        return messages
-
-    def take(self, message: StreamMessage) -> None:
-        """A first message with events is a refusal: one event for the whole request, and nothing comes after it."""
-        if self.replica_id is None and message.events:
-            self._num_open = 0
-        else:
-            self._num_open -= sum(event.finish_reason is not None for event in message.events)
-        self.replica_id = message.replica_id
-        self.known.set()
-        if not self.closed:
-            self._messages.append(message)
-            self.news.set()
-
-    def fail(self, error: BrimfulError) -> None:
-        """End the stream for its reader, unless it has ended. The first error stays."""
-        if not self.finished:
-            self._error = self._error or error
-            self.news.set()
 
 
 class Leases:
@@ -153,12 +91,12 @@ class Leases:
         by_replica: dict[str, list[OpenStream]] = {}
         now = self._clock()
         for stream in list(self._streams.values()):
-            replica_id = stream.replica_id or stream.client.replica_of(stream.request.request_id)
+            replica_id = _holder(stream)
             if replica_id is not None:
                 by_replica.setdefault(replica_id, []).append(stream)
             elif stream.client.num_replicas() == 0:
                 stream.fail(no_replica())
-            elif now - stream.opened_at_s > self._accept_s:
+            elif now - stream.sent_at_s > self._accept_s:
                 stream.fail(Unavailable("no replica took the request in time", retry_after_s=RETRY_AFTER_S))
         self._heard_at_s = {replica_id: self._heard_at_s.get(replica_id, now) for replica_id in by_replica}
         due = [(replica_id, streams) for replica_id, streams in by_replica.items() if replica_id not in self._renewing]
@@ -196,6 +134,7 @@ class Leases:
                 if stream.closed or stream.client.num_replicas() <= len(refusal.by):
                     raise error from None
                 logger.warning("request %s: %s; trying another replica", stream.request.request_id, error)
+                stream.may_move, stream.sent_at_s = False, self._clock()
                 await self._read_replica(stream, exclude=refusal.by, last=True)
             if not stream.finished:
                 stream.fail(EngineFailure("the replica ended the stream before its end"))
@@ -222,7 +161,7 @@ class Leases:
                 raise
             raise _NotTaken(error, ()) from error
         except asyncio.CancelledError:
-            if last or stream.left is None or stream.closed:
+            if stream.left is None or stream.closed:
                 raise
             pump = asyncio.current_task()
             assert pump is not None
@@ -230,27 +169,33 @@ class Leases:
             raise _NotTaken(silent(), (stream.left,)) from None
 
     async def _renew(self, replica_id: str, streams: list[OpenStream]) -> None:
+        began_s = self._clock()
         try:
             ids = tuple(stream.request.request_id for stream in streams)
             await streams[0].client.renew(replica_id, self.lease, ids)
             self._heard_at_s[replica_id] = self._clock()
         except BrimfulError as error:
-            silent_s = self._clock() - self._heard_at_s.get(replica_id, self._clock())
-            logger.warning("replica %s didn't renew, silent for %.1f s: %s", replica_id, silent_s, error)
-            streams[0].client.distrust(replica_id)
-            for stream in streams:
-                if silent_s > self._move_after_s and _can_move(stream):
-                    self._move(stream, replica_id)
-                elif silent_s > self._lost_after_s:
-                    stream.fail(silent())
+            logger.warning("replica %s didn't renew: %s", replica_id, error)
+            if self._clock() - began_s <= STOOD_STILL_S:
+                streams[0].client.distrust(replica_id)
+                self._judge(replica_id)
         finally:
             self._renewing.discard(replica_id)
+
+    def _judge(self, replica_id: str) -> None:
+        """The replica didn't answer: move and end what is there now, which need not be what was when it was asked."""
+        silent_s = self._clock() - self._heard_at_s.get(replica_id, self._clock())
+        for stream in [stream for stream in self._streams.values() if _holder(stream) == replica_id]:
+            if silent_s > self._move_after_s and _can_move(stream):
+                self._move(stream, replica_id)
+            elif silent_s > self._lost_after_s:
+                stream.fail(silent())
 
     def _move(self, stream: OpenStream, replica_id: str) -> None:
         """Give up the call to a silent replica; its pump asks another one. If that replica wakes up and does take the
         request, it ends it again, because nobody renews it there."""
         assert stream.pump is not None
-        stream.left = replica_id
+        stream.may_move, stream.left = False, replica_id
         stream.pump.cancel()
 
     async def _wind_up(self, stream: OpenStream) -> None:
@@ -259,7 +204,7 @@ class Leases:
         assert pump is not None
         if not stream.finished:
             await _within(stream.known.wait(), self._accept_s)
-        replica_id = stream.replica_id or stream.client.replica_of(stream.request.request_id)
+        replica_id = _holder(stream)
         if replica_id is not None and not pump.done() and not stream.finished:
             await self._abort(stream, replica_id)
         if not pump.done():
@@ -300,10 +245,14 @@ def _refusal(message: StreamMessage) -> BrimfulError | None:
     return None
 
 
+def _holder(stream: OpenStream) -> str | None:
+    """The replica that took the request, or else to which it was sent; None: to nobody yet."""
+    return stream.replica_id or stream.client.replica_of(stream.request.request_id)
+
+
 def _can_move(stream: OpenStream) -> bool:
-    """Nothing was computed for it as far as we know, somebody listens, it wasn't moved yet, and there is another."""
-    waits = stream.replica_id is None and not stream.closed and stream.left is None
-    return waits and stream.client.num_replicas() > 1
+    """It is the first replica's, which has computed nothing for it as far as we know, and there is another one."""
+    return stream.may_move and stream.replica_id is None and stream.client.num_replicas() > 1
 
 
 def silent() -> EngineDead:

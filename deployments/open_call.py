@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from deployments.leases import Leases, OpenStream
+from deployments.leases import Leases
 from deployments.model_client import ModelClient
+from deployments.open_stream import OpenStream
 from replica.errors import BrimfulError, EngineFailure, error_from_info
 from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
 

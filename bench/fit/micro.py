@@ -89,10 +89,11 @@ def micro_benchmarks(limits: SchedulerConfig, max_model_len: int) -> list[Benchm
 
 
 def reference_steps(limits: SchedulerConfig) -> list[Benchmark]:
-    """A few seconds of micro-benchmarks that say how fast the machine is now: narrow, wide, prefill."""
-    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    widths = sorted({min(width, seqs) for width in _REFERENCE_WIDTHS})
-    return [*(decode(width, _SHORT, limits, 10) for width in widths), chunks(min(_REFERENCE_CHUNK, tokens), limits, 5)]
+    """A few seconds of micro-benchmarks that say how fast the machine is now: narrow, wide, prefill. Those of them that
+    fit in the limits; a fit with the same limits has measured the same."""
+    widths = [width for width in _REFERENCE_WIDTHS if width <= limits.max_num_seqs]
+    sizes = [_REFERENCE_CHUNK] if limits.max_num_batched_tokens >= _REFERENCE_CHUNK else []
+    return [*(decode(width, _SHORT, limits, 10) for width in widths), *(chunks(size, limits, 5) for size in sizes)]
 
 
 REFERENCE_NAMES = frozenset(benchmark.name for benchmark in reference_steps(SchedulerConfig(max_num_seqs=256)))

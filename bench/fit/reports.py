@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from bench.fit.fitting import Fit
 from bench.fit.micro import Point
@@ -35,17 +34,17 @@ def cost_table(cost: StepCost) -> Iterator[str]:
 
 
 def validation_table(found: Sequence[LoadComparison]) -> Iterator[str]:
-    """Measured beside simulated, each the middle of the plays; judged numbers carry their verdict. `all`: the error of
-    every play."""
+    """Measured beside simulated, in the play whose error is the middle one; judged numbers carry their verdict. `all`:
+    the error of every play."""
     yield f"{'load':8} {'number':22} {'measured':>10} {'simulated':>10} {'error':>7}  all"
     for comparison in found:
         plays = comparison.plays
         for name in plays[0].measured:
-            measured = median(play.measured[name] for play in plays)
-            simulated = median(play.simulated[name] for play in plays)
+            middle = comparison.middle(name)
+            measured, simulated = middle.measured[name], middle.simulated[name]
             error = comparison.error(name)
             verdict = ("  ok" if abs(error) <= TOLERANCE else "  OUTSIDE") if name in JUDGED else ""
-            every = " ".join(f"{one:+.1%}" for one in comparison.errors(name))
+            every = " ".join(f"{play.error(name):+.1%}" for play in comparison.by_error(name))
             yield f"{comparison.load:8} {name:22} {measured:10.4g} {simulated:10.4g} {error:+7.1%}  {every}{verdict}"
         speeds = ", ".join(f"{play.speed_before:.3f} and {play.speed_after:.3f}" for play in plays)
         yield f"{comparison.load:8} reference steps before and after, x the fit's seconds: {speeds}"

@@ -12,14 +12,14 @@ are present.
 Same trace, same settings, the same way of counting on both sides. A machine isn't always equally fast, so before and
 after each play of a load a few micro-benchmarks are measured again; how much longer they took than in the fit is the
 play's speed factor, by which its simulation is stretched. Nothing is ever taken from the loads themselves. Speed also
-changes within a play: the loads are played in turn, in several rounds, and a load is judged by its middle play.
+changes within a play: the loads are played in turn, in
+several rounds, and each number is judged by the play whose error is the middle one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any, NamedTuple
 
 from bench.fit.engine import MeasuredEngine, Played
@@ -81,18 +81,21 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class LoadComparison:
-    """All plays of one load."""
+    """All plays of one load, an odd number of them."""
 
     load: str
     plays: tuple[Play, ...]
 
-    def errors(self, name: str) -> list[float]:
-        """Of every play, in order of size."""
-        return sorted(play.error(name) for play in self.plays)
+    def by_error(self, name: str) -> list[Play]:
+        """The plays, by their error in this number."""
+        return sorted(self.plays, key=lambda play: play.error(name))
+
+    def middle(self, name: str) -> Play:
+        """The play that counts for this number."""
+        return self.by_error(name)[len(self.plays) // 2]
 
     def error(self, name: str) -> float:
-        """Of the middle play."""
-        return median(self.errors(name))
+        return self.middle(name).error(name)
 
     @property
     def agrees(self) -> bool:

@@ -45,7 +45,7 @@ def simulate_cluster(
     settings: ClusterSettings, trace: Trace, progress: Callable[[Pace], None], *, window_s: float | None = None
 ) -> Outcome:
     """Play the trace to the end of its last request. `progress` is called after every window. `window_s`: None for the
-    widest in which nothing comes late; narrower ones give the same result, more slowly.
+    widest in which nothing comes late; narrower ones give the same result, more slowly, wider ones a wrong one.
 
     Raises `RuntimeError` when a worker process fails, `ResourceError` when one is killed.
     """

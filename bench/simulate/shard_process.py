@@ -108,6 +108,9 @@ def _receive_orders(pipe: Connection, orders: SimpleQueue[Any]) -> None:
             order = pipe.recv()
         except (EOFError, OSError):  # the parent is gone
             order = None
+        except Exception as error:  # noqa: BLE001 - the other thread tells the parent
+            orders.put(error)
+            return
         orders.put(order)
 
 
@@ -120,10 +123,12 @@ def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int
         pipe.send(shard.finish())
         with collections_paused():
             while (order := orders.get()) is not None:
+                if isinstance(order, Exception):
+                    raise order
                 shard.begin(*order)
                 pipe.send(shard.finish())
         pipe.send((shard.close(), peak_rss_bytes()))
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         return
     except Exception:  # noqa: BLE001 - whatever it was, the parent reports it
         pipe.send(traceback.format_exc())

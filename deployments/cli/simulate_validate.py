@@ -21,7 +21,7 @@ def validate(
     cost: Annotated[str, typer.Option(help="a preset or a cost file, fitted on this machine")] = "cpu-smollm2",
     model: Model = "embedded",
     seconds: Annotated[float, typer.Option(help="work in each play of a load, seconds of the engine's time")] = 20.0,
-    rounds: Annotated[int, typer.Option(help="times that each load is played; the middle one counts")] = 3,
+    rounds: Annotated[int, typer.Option(help="times that each load is played, odd; the middle one counts")] = 3,
     load: Annotated[list[str] | None, typer.Option(help="only this load; may be repeated [default: all]")] = None,
     max_num_seqs: Seqs = 64,
     max_num_batched_tokens: Tokens = 512,
@@ -40,8 +40,8 @@ def validate(
     began_s = time.monotonic()
     if not 1.0 <= seconds <= 3600.0:
         raise SettingError("--seconds", seconds, "from 1 to 3600")
-    if not 1 <= rounds <= 100:
-        raise SettingError("--rounds", rounds, "from 1 to 100")
+    if not 1 <= rounds <= 99 or rounds % 2 == 0:
+        raise SettingError("--rounds", rounds, "odd, from 1 to 99")
     names = [known.name for known in LOADS]
     for given in load or ():
         if given not in names:

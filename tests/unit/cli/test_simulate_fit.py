@@ -64,6 +64,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
         ("validate --cost nothing", "--cost = 'nothing' is not allowed: a preset ("),
         ("validate --seconds 0", "--seconds = 0.0 is not allowed: from 1 to 3600"),
         ("validate --seconds nan", "--seconds = nan is not allowed: from 1 to 3600"),
+        ("validate --rounds 2", "--rounds = 2 is not allowed: odd, from 1 to 99"),
         ("validate --load W9", "--load = 'W9' is not allowed: one of steady, spread, shared"),
         ("validate --no-such-flag", "No such option: --no-such-flag"),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from deployments.leases import Leases, OpenStream
+from deployments.leases import Leases
 from deployments.model_client_fake import FakeModelClient
+from deployments.open_stream import OpenStream
 from replica.errors import ErrorInfo
 from replica.request import FinishReason, GenerationRequest, SamplingParams, StreamMessage, TokenEvent
 

@@ -10,7 +10,7 @@ from deployments.leases import Leases
 from deployments.model_client_fake import FakeModelClient
 from replica.errors import EngineDead
 from replica.request import FinishReason, StreamMessage
-from tests.unit.deployments.lease_parts import TAKEN, FakeClock, opened, settled, token
+from tests.unit.deployments.lease_parts import TAKEN, FakeClock, opened, refusal, settled, token
 
 
 async def test_streams_of_a_silent_replica_end_after_the_limit_and_not_before() -> None:
@@ -111,6 +111,74 @@ async def test_a_request_moves_once_and_ends_when_the_second_replica_is_silent_t
     assert client.calls == [("a", ()), ("a", ("r0",))]
     with pytest.raises(EngineDead):
         await stream.read()
+
+
+async def test_a_request_that_one_replica_refused_waits_for_the_second_as_long_as_any_other() -> None:
+    clock = FakeClock()
+    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
+    stream = await opened(leases, client)
+    client.say("a", refusal("r0", "queue_full"))
+    await settled()
+    client.sent_to["a"] = "r1"
+    client.silent.add("r1")
+    await leases.beat()
+    clock.now_s += 4.9
+    await leases.beat()
+    await settled()
+    assert client.calls == [("a", ()), ("a", ("r0",))]
+    client.say("a", StreamMessage("r1"))
+    await settled()
+    assert [m.replica_id for m in await stream.read()] == ["r1"]
+    clock.now_s += 5.1
+    await leases.beat()
+    with pytest.raises(EngineDead):
+        await stream.read()
+
+
+async def test_a_renewal_that_fails_late_says_nothing_of_requests_that_have_left_by_then() -> None:
+    clock = FakeClock()
+    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
+    stream = await opened(leases, client)
+    client.sent_to["a"] = "r0"
+    await leases.beat()
+    client.silent.add("r0")
+    client.answers["r0"] = asyncio.Event()
+    clock.now_s += 5
+    round_ = asyncio.create_task(leases.beat())
+    await settled()
+    client.say("a", refusal("r0", "queue_full"))
+    await settled()
+    client.sent_to["a"] = "r1"
+    clock.now_s += 2
+    client.answers["r0"].set()
+    await round_
+    await settled()
+    assert client.calls == [("a", ()), ("a", ("r0",))]
+    client.say("a", StreamMessage("r1"), token("x", FinishReason.STOP, replica="r1"), None)
+    await settled()
+    assert [m.replica_id for m in await stream.read()] == ["r1", "r1"]
+
+
+async def test_an_ingress_that_stood_still_judges_nobody_by_it() -> None:
+    clock = FakeClock()
+    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
+    stream = await opened(leases, client)
+    client.say("a", TAKEN)
+    await settled()
+    client.silent.add("r0")
+    client.answers["r0"] = asyncio.Event()
+    round_ = asyncio.create_task(leases.beat())
+    await settled()
+    clock.now_s += 60
+    client.answers["r0"].set()
+    await round_
+    assert client.distrusted == []
+    assert len(await stream.read()) == 1
+    client.silent.clear()
+    await leases.beat()
+    client.say("a", token("x", FinishReason.STOP), None)
+    await settled()
+    assert len(await stream.read()) == 1
 
 
 async def test_a_stream_that_a_silent_replica_computes_does_not_move() -> None:
