@@ -22,7 +22,7 @@ PINS := pyproject.toml constraints.txt
 INSTALL = PYTHON='$(PYTHON)' VENV='$(VENV)' bash deployments/cli/install.sh
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 22
 
 serve: $(RUN_STAMP) ## Install, fetch the embedded model, start the service, print its URL (ARGS="--port 9000")
 	@exec $(BIN)/brimful serve $(ARGS)

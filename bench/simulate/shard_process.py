@@ -8,10 +8,10 @@ import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
 from bench.simulate.settings import ClusterSettings
@@ -31,7 +31,8 @@ class RemoteShard:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, settings, trace, first, last), daemon=True)
-        self._process.start()
+        with _interrupts_later():
+            self._process.start()
         theirs.close()
 
     def begin(self, until_s: float, sent: list[Sent]) -> None:
@@ -94,6 +95,26 @@ def collections_paused() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C takes effect after the block, and a process that is started in it never sees one: the parent decides what
+    it means. Blocked signals are inherited; the handler is for those that another thread of this process gets."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    resource_tracker.ensure_running()  # or the first start would start it, which unblocks SIGINT again
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def peak_rss_bytes() -> int:
     """The most memory that this process ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -115,7 +136,6 @@ def _receive_orders(pipe: Connection, orders: SimpleQueue[Any]) -> None:
 
 
 def _serve(pipe: Connection, settings: ClusterSettings, trace: Trace, first: int, last: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     orders: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_receive_orders, args=(pipe, orders), daemon=True).start()
     try:

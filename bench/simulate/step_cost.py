@@ -13,7 +13,6 @@ in the linear layers, and b only what a decode costs beyond that.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -21,8 +20,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.simulate.json_file import read_json, write_whole
 from replica.errors import SettingError
 from replica.scheduler.plan import StepPlan
+
+MAX_SECONDS, MAX_TOKENS, MAX_TEXT = 1e6, 10**9, 500
 
 
 class StepWork(NamedTuple):
@@ -80,19 +82,23 @@ class StepCost:
     def __post_init__(self) -> None:
         for name in _SECONDS:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise SettingError(f"cost.{name}", value, "a finite number of seconds, 0 or more")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+                raise SettingError(f"cost.{name}", value, f"a number of seconds from 0 to {MAX_SECONDS:g}")
         granule = self.kv_granule_tokens
-        if isinstance(granule, bool) or not isinstance(granule, int) or granule < 1:
-            raise SettingError("cost.kv_granule_tokens", granule, "a whole number of tokens, at least 1")
+        if isinstance(granule, bool) or not isinstance(granule, int) or not 1 <= granule <= MAX_TOKENS:
+            raise SettingError("cost.kv_granule_tokens", granule, f"a whole number of tokens from 1 to {MAX_TOKENS}")
+        for name in ("name", "source"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+                raise SettingError(f"cost.{name}", value, f"one line of at most {MAX_TEXT} characters")
         if not self.fixed_s > 0:
             raise SettingError("cost.fixed_s", self.fixed_s, "more than 0 seconds: no step is free")
         check_curve(self.token_curve)
         if self.device not in ("", "cpu", "cuda"):
             raise SettingError("cost.device", self.device, "cpu or cuda")
         ratio = self.reference_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < math.inf:
-            raise SettingError("cost.reference_ratio", ratio, "a finite number above 0")
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1e-6 < ratio < 1e6:
+            raise SettingError("cost.reference_ratio", ratio, "a number between 0.000001 and 1000000")
 
     @property
     def kind_of_device(self) -> str:
@@ -113,7 +119,8 @@ class StepCost:
         return self.seconds(work_of(plan, self.kv_granule_tokens))
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Raises `OSError`, and then a file that was there is as it was."""
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def on_curve(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
@@ -127,7 +134,7 @@ def on_curve(curve: tuple[tuple[int, float], ...], num_tokens: int) -> float:
 
 def check_curve(curve: object) -> None:
     """Raises `SettingError` for what is no `token_curve`."""
-    allowed = "none, or at least 2 knots (tokens, seconds), tokens whole and growing, seconds 0 or more"
+    allowed = f"none, or at least 2 knots (tokens, seconds), tokens whole and growing, seconds 0 to {MAX_SECONDS:g}"
     if not isinstance(curve, tuple):
         raise SettingError("cost.token_curve", curve, allowed)
     if not all(map(_is_knot, curve)) or len(curve) == 1 or any(low[0] >= high[0] for low, high in pairwise(curve)):
@@ -135,9 +142,9 @@ def check_curve(curve: object) -> None:
 
 
 def _is_knot(knot: object) -> bool:
-    if not isinstance(knot, tuple) or len(knot) != 2 or type(knot[0]) is not int:
+    if not isinstance(knot, tuple) or len(knot) != 2 or type(knot[0]) is not int or not 0 <= knot[0] <= MAX_TOKENS:
         return False
-    return type(knot[1]) in (int, float) and 0 <= knot[1] < math.inf
+    return type(knot[1]) in (int, float) and 0 <= knot[1] <= MAX_SECONDS
 
 
 _NEEDED = ("fixed_s", "prefill_token_s", "decode_seq_s", "kv_token_s", "prefill_pair_s")
@@ -161,14 +168,12 @@ def load_cost(name_or_path: str) -> StepCost:
     folder = Path(__file__).parent / "costs"
     if name_or_path == H100_8B.name:
         return H100_8B
-    preset = folder / f"{name_or_path}.json"
-    path = preset if preset.parent == folder and preset.is_file() else Path(name_or_path)
+    path = folder / f"{name_or_path}.json" if name_or_path in preset_names() else Path(name_or_path)
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        given = read_json(path)
+    except ValueError as error:
         presets = ", ".join(preset_names())
-        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise SettingError("cost", name_or_path, f"a preset ({presets}) or a cost file ({reason})") from None
+        raise SettingError("cost", name_or_path, f"a preset ({presets}) or a cost file ({error})") from None
     known = {field.name for field in fields(StepCost)}
     if not isinstance(given, dict) or not set(_NEEDED) <= set(given) <= known:
         raise SettingError("cost", name_or_path, f"the file must be one JSON object with {', '.join(_NEEDED)}")

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Entry of the console script. Exits with the command's code; errors are one line on stderr."""
-    from deployments.cli.commands import run
+    try:
+        from deployments.cli.commands import run
 
-    raise SystemExit(run())
+        code = run()
+    except KeyboardInterrupt:  # while modules load
+        code = 130
+    raise SystemExit(code)

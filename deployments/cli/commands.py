@@ -219,6 +219,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrimfulError as error:
         error_line(error.message)
         return EXIT_USAGE
+    except MemoryError:
+        error_line("there isn't memory enough for that; ask for less (requests, replicas, blocks, sequences)")
+        return EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
         return 130
     return result if isinstance(result, int) else 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 HEARTBEAT_S = 10.0
+_WIPE = "\r\033[K"
 
 
 class Console:
@@ -44,7 +45,7 @@ class Console:
         """A line that stays; ends the current work."""
         self._text = ""
         if self._terminal:
-            self._out.write("\r\033[K")
+            self._out.write(_WIPE)
         self._out.write(text + "\n")
         self._out.flush()
 
@@ -53,12 +54,56 @@ class Console:
         text = f"  {self._shown_at_s - self._since_s:3.0f} s  {self._text}"
         if self._terminal:
             columns = shutil.get_terminal_size().columns
-            self._out.write(f"\r\033[K{text[: columns - 1]}")
+            self._out.write(f"{_WIPE}{text[: columns - 1]}")
         else:
             self._out.write(text + "\n")
         self._out.flush()
 
 
+class Pause:
+    """Between two lines of progress: short on a terminal, where a line is written over the last one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._length_s = 0.5 if sys.stderr.isatty() else HEARTBEAT_S
+        self._next_s = clock() + min(2.0, self._length_s)
+
+    def is_over(self) -> bool:
+        """Then the next one begins."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._length_s
+        return True
+
+
+def seldom(doing: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """`doing` for what is told far more often than anybody reads: of texts that are alike up to a colon only some."""
+    pause, alike = Pause(clock), ""
+
+    def tell(text: str) -> None:
+        nonlocal alike
+        if (begin := text.partition(": ")[0]) != alike or pause.is_over():
+            alike = begin
+            doing(text)
+
+    return tell
+
+
+def result_lines(lines: Iterable[str]) -> None:
+    """Lines of a result on stdout, in the place of a line of progress that a terminal shows."""
+    _wipe()
+    for line in lines:
+        print(line)
+
+
 def error_line(message: str) -> None:
     """`message` as the one line that an error is."""
+    _wipe()
     print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def _wipe() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(_WIPE)
+        sys.stderr.flush()

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from deployments.cli.flags import flag_of
-from deployments.cli.no_answer import no_answer
+from deployments.cli.no_answer import check_port, no_answer
 from replica.errors import BrimfulError, ErrorInfo, SettingError, Unavailable, UnknownModel, error_from_info
 
 # A change makes three rounds over the replicas, each of which waits 2 s for silent ones, after the same of another
@@ -39,7 +39,8 @@ def given_limits(flags: Mapping[str, int | float | str | None]) -> dict[str, Any
 
 
 def client_of(base_url: str) -> httpx.AsyncClient:
-    """To be used in an `async with`."""
+    """To be used in an `async with`. Raises `Unavailable` for a port that can't be."""
+    check_port(base_url)
     return httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, trust_env=False)
 
 

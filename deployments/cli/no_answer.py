@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import httpx
 
 from replica.errors import Unavailable
@@ -10,6 +12,14 @@ from replica.errors import Unavailable
 def no_answer(base_url: str, error: Exception) -> Unavailable:
     """The error for `error`, which a request to the service or reading its answer raised."""
     return Unavailable(f"no brimful answers at {base_url} ({_reason(error)})")
+
+
+def check_port(base_url: str) -> None:
+    """Raises `Unavailable` for a port that can't be: the HTTP client finds that out in ways of its own."""
+    try:
+        urlsplit(base_url).port  # noqa: B018 - reading it checks it
+    except ValueError as error:
+        raise Unavailable(f"no brimful answers at {base_url} ({error})") from None
 
 
 def _reason(error: Exception) -> str:

@@ -6,14 +6,13 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from deployments.cli import flags
-from deployments.cli.console import Console
+from deployments.cli.console import Console, Pause, result_lines
 from deployments.cli.flags import flag_of
 from deployments.cli.simulate_cost import given_cost
 from deployments.config import ModelSettings, RouterSettings
@@ -100,7 +99,7 @@ def run(given: dict[str, Any]) -> int:
     objectives = Objectives(given["slo_ttft"], given["slo_itl"])
     outcome = simulate_cluster(settings, trace, _Progress(console))
     found = outcome.summary(objectives)
-    print("\n".join([*_about(settings, trace, known), "", *table(found, outcome.steps.bins(), objectives)]))
+    result_lines([*_about(settings, trace, known), "", *table(found, outcome.steps.bins(), objectives)])
     result = {
         "command": "simulate",
         "settings": _settings_json(given, settings) | known,
@@ -152,8 +151,8 @@ def _check(given: dict[str, Any]) -> None:
     if len(arrivals) > 1:
         raise SettingError(flag_of(arrivals[1]), given[arrivals[1]], f"not together with {flag_of(arrivals[0])}")
     for name in ("rate", "load"):
-        if given[name] is not None and not 0.0 < given[name] < 1e9:
-            raise SettingError(flag_of(name), given[name], "more than 0, less than 1e9")
+        if given[name] is not None and not 0.001 <= given[name] < 1e9:
+            raise SettingError(flag_of(name), given[name], "at least 0.001, less than 1e9")
     for name in ("slo_ttft", "slo_itl"):
         if not 0.0 < given[name] < 1e9:
             raise SettingError(flag_of(name), given[name], "more than 0 seconds, less than 1e9")
@@ -176,7 +175,7 @@ def _trace(given: dict[str, Any], settings: ClusterSettings, console: Console) -
     if given["rate"] is not None:
         return trace, {"rate": given["rate"], "capacity_per_replica": None}
 
-    pause = _Pause()
+    pause = Pause()
 
     def progress(num_ended: int, num_all: int) -> None:
         if pause.is_over():
@@ -207,29 +206,12 @@ def _in_flag_terms(error: SettingError, given: dict[str, Any]) -> BrimfulError:
     return error_from_info(ErrorInfo(error.code, message, flag_of(name)))
 
 
-class _Pause:
-    """Between two lines of progress: short on a terminal, where a line is written over the last one."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._length_s = 0.5 if sys.stderr.isatty() else 10.0
-        self._next_s = clock() + min(2.0, self._length_s)
-
-    def is_over(self) -> bool:
-        """Then the next one begins."""
-        now_s = self._clock()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._length_s
-        return True
-
-
 class _Progress:
     """Virtual time, requests, pace and what is left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._pause = _Pause()
+        self._pause = Pause()
         self._began_s = time.monotonic()
 
     def __call__(self, pace: Pace) -> None:
@@ -238,8 +220,8 @@ class _Progress:
         per_s = pace.num_ended / (time.monotonic() - self._began_s)
         left = f"{(pace.num_requests - pace.num_ended) / per_s:.0f} s left" if per_s else "no request has ended yet"
         self._console.doing(
-            f"simulating: virtual time {pace.now_s:.1f} s, {pace.num_arrived:,} requests arrived, "
-            f"{pace.num_ended:,} of {pace.num_requests:,} ended, {per_s:,.0f}/s, {left}"
+            f"simulating: {left}, {pace.num_ended:,} of {pace.num_requests:,} requests have ended, {per_s:,.0f}/s; "
+            f"virtual time {pace.now_s:.1f} s, {pace.num_arrived:,} have arrived"
         )
 
 
@@ -248,8 +230,12 @@ def _about(settings: ClusterSettings, trace: Trace, known: dict[str, Any]) -> li
     rate = "all present" if known["rate"] is None else f"{known['rate']:.3f} requests/s"
     if known["capacity_per_replica"]:
         rate += f" = {known['load']:g} x the capacity of {known['capacity_per_replica']:.3f} a replica"
+    longest = min(shape.max_model_len, shape.num_blocks * shape.block_size + 1)
+    num_too_long = sum(prompt_tokens >= longest for prompt_tokens in trace.prompt_tokens)
+    refused = [f"{num_too_long:,} of them have prompts of {longest:,} tokens or more (--max-model-len) and are refused"]
     return [
         f"{len(trace):,} requests of {trace.name}, {rate}",
+        *(refused if num_too_long else []),
         f"{settings.num_replicas} replicas of {scheduler.max_num_seqs} sequences, {scheduler.max_num_batched_tokens} "
         f"tokens, {shape.num_blocks} blocks of {shape.block_size}; step cost {settings.cost.name}",
     ]

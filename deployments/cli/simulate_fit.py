@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.console import Console
+from deployments.cli.console import Console, result_lines
 from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
     from bench.fit.fitting import Fit
     from bench.fit.points_file import PointsFile
+    from bench.simulate.step_cost import StepCost
     from replica.config import EngineConfig
 
 Model = Annotated[str, typer.Option(help="'embedded', a hub id, a folder or a .gguf file")]
@@ -60,11 +61,11 @@ def fit(
     else:
         config = engine_config(model, max_num_seqs, max_num_batched_tokens, num_threads, device)
         measured = _measured(config, rounds, limit_s)
-        measured.save(points_path)
+        _save("--save-points", points_path, measured)
     chosen, other = fit_cost(measured.points, measured.kv_granule_tokens, name, measured.source)
     chosen = replace(chosen, cost=replace(chosen.cost, device=measured.device))
-    chosen.cost.save(cost_path)
     found = _told(measured, chosen, other)
+    _save("--save", cost_path, chosen.cost)
     print(f"written: {cost_path}")
     print(json.dumps({"command": "simulate fit", **found, "wall_s": time.monotonic() - began_s}))
     return 0
@@ -75,8 +76,7 @@ def _told(measured: PointsFile, chosen: Fit, other: Fit) -> dict[str, Any]:
     from bench.fit.points_file import listed
     from bench.fit.reports import cost_table, points_table
 
-    for line in (*points_table(measured.points, chosen), "", *cost_table(chosen.cost)):
-        print(line)
+    result_lines((*points_table(measured.points, chosen), "", *cost_table(chosen.cost)))
     noise = median(point.noise for point in measured.points)
     print(f"{listed(measured.points)}; equal steps differ by {noise:.1%} from their median")
     print(f"error: median {chosen.median:.1%}, rms {chosen.rms:.1%}")
@@ -90,6 +90,13 @@ def _told(measured: PointsFile, chosen: Fit, other: Fit) -> dict[str, Any]:
         "rms_error": chosen.rms,
         "other_form_rms_error": other.rms,
     }
+
+
+def _save(flag: str, path: Path, what: PointsFile | StepCost) -> None:
+    try:
+        what.save(path)
+    except OSError as error:
+        raise SettingError(flag, str(path), f"a file that can be written ({error.strerror})") from None
 
 
 def _writable(flag: str, path: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.console import Console
+from deployments.cli.console import Console, result_lines, seldom
 from deployments.cli.simulate_cost import given_cost
 from replica.errors import ResourceError, SettingError
 
@@ -67,7 +67,7 @@ def story(
     else:
         size, open_engine = simulated_size(seed), virtual_engines(step_cost)
     try:
-        found = _tell(open_engine, size, step_cost, console.doing, markdown=markdown)
+        found = _tell(open_engine, size, step_cost, seldom(console.doing), markdown=markdown)
     except ValueError as error:
         raise ResourceError(f"the story can't be played: {error}") from error
     result = {"command": "simulate story", "engine": engine.value, "cost": step_cost.name, "seed": seed, **found}
@@ -84,22 +84,22 @@ def _tell(
     from bench.story.experiment import play_batching, studies
     from bench.story.study import play_study
 
-    _print_lines(report.about(size.spread, cost))
+    result_lines(report.about(size.spread, cost))
     rows, door = play_batching(open_engine, size, cost, progress)
     checks = [check for row in rows for check in row.checks()]
     for table in (report.sides_table(rows), report.gains_table(rows), report.verdict_lines(rows, checks)):
-        _print_lines(["", *table])
+        result_lines(["", *table])
     at_the_door = read_door(door, size.spread.batch_size)
-    _print_lines(["", *report.door_lines(door, at_the_door)])
+    result_lines(["", *report.door_lines(door, at_the_door)])
     knobs, readings = [], [("queue at the door", at_the_door)]
     for study, read in studies(size, cost):
         played = play_study(open_engine, study, progress, first_again=size.first_again)
         reading = read(played.rows, played.again.result if played.again else None)
-        _print_lines(["", *report.knob_table(study, played, reading)])
+        result_lines(["", *report.knob_table(study, played, reading)])
         knobs.append(report.knob_json(study, played, reading))
         readings.append((study.name, reading))
     if markdown:
-        _print_lines(["", *report.markdown_table(rows), "", *report.markdown_readings(readings)])
+        result_lines(["", *report.markdown_table(rows), "", *report.markdown_readings(readings)])
     return {
         "passed": all(check.passed for check in checks),
         "checks": [report.check_json(check) for check in checks],
@@ -107,10 +107,6 @@ def _tell(
         "door": asdict(door) | {"reading": asdict(at_the_door)},
         "knobs": knobs,
     }
-
-
-def _print_lines(lines: list[str]) -> None:
-    print("\n".join(lines), flush=True)
 
 
 def _real_engines(progress: Callable[[str], None]) -> OpenEngine:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.console import Console
+from deployments.cli.console import Console, result_lines
 from deployments.cli.simulate_cost import given_cost
 from deployments.cli.simulate_fit import Model, Seqs, Threads, Tokens, engine_config
 from replica.errors import ResourceError, SettingError
@@ -55,8 +55,7 @@ def validate(
             found = compare(engine, step_cost, seconds, console.doing, chosen, rounds)
         except ValueError as error:
             raise ResourceError(f"the steps can't be measured: {error}") from error
-    for line in validation_table(found):
-        print(line)
+    result_lines(validation_table(found))
     agrees = all(comparison.agrees for comparison in found)
     result = {
         "command": "simulate validate",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.console import Console
+from deployments.cli.console import Console, result_lines
 from deployments.cli.simulate_cost import given_cost
 from replica.errors import SettingError
 
@@ -56,7 +56,9 @@ def victims(
     measured = {(setup.load.shape, setup.rate): _measure(setup, rules, numbers) for setup in setups}
     better = better_rules(measured)
     shown = f"seed {numbers[0]}" if seeds == 1 else f"seeds {numbers[0]} to {numbers[-1]}"
-    print(f"\nbetter than {REFERENCE} under every load, {shown}: {', '.join(better) or 'none'}")
+    print(
+        f"\nbetter than {REFERENCE} under every load that ran ({len(measured)}), {shown}: {', '.join(better) or 'none'}"
+    )
     result = {
         "command": "simulate victims",
         "regime": regime,
@@ -110,9 +112,8 @@ def _measure(setup: Setup, rules: tuple[str, ...], seeds: tuple[int, ...]) -> di
     for row in compare(setup, rules, seeds):
         rows[row.rule] = row
         console.doing(f"measuring {title}: {len(rows)}/{len(rules)} rules")
-    print(f"\n{title}, {setup.regime.name}, prefix cache {'on' if setup.prefix_caching else 'off'}")
-    for line in table(rows):
-        print(line)
+    about = f"{title}, {setup.regime.name}, prefix cache {'on' if setup.prefix_caching else 'off'}"
+    result_lines(["", about, *table(rows)])
     return rows
 
 

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from deployments.cli.no_answer import no_answer
+from deployments.cli.no_answer import check_port, no_answer
 from deployments.config import ServeConfig
 from replica.errors import Unavailable
 
@@ -28,6 +28,7 @@ LEFT_ALIGNED = ("replica", "state", "wait for")
 
 async def fetch_status(base_url: str) -> dict[str, Any]:
     """The JSON of `/status`. Raises `Unavailable` when nobody answers there."""
+    check_port(base_url)
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, trust_env=False) as client:
         try:
             answer = await client.get("/status")

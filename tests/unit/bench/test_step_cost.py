@@ -63,3 +63,39 @@ def test_the_device_is_read_from_the_name_only_where_nothing_says_it(name: str, 
 def test_presets_load_by_name() -> None:
     assert H100_8B.name in preset_names()
     assert [load_cost(name).name for name in preset_names()] == preset_names()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        "9" * 5000,
+        "\x00\xff",
+        json.dumps(asdict(COST) | {"fixed_s": 1e308}),
+        json.dumps(asdict(COST) | {"fixed_s": 10**400}),
+        json.dumps(asdict(COST) | {"token_curve": [[1, 0.1], [2, 1e308]]}),
+        json.dumps(asdict(COST) | {"token_curve": [[1, 0.1], [10**400, 0.1]]}),
+        json.dumps(asdict(COST) | {"kv_granule_tokens": 10**400}),
+        json.dumps(asdict(COST) | {"name": "\ud800"}),
+        json.dumps(asdict(COST) | {"name": "\x1b[2J"}),
+        json.dumps(asdict(COST) | {"reference_ratio": 0}),
+    ],
+    ids=range(11),
+)
+def test_no_cost_file_is_more_than_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cost.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(SettingError, match="is not allowed"):
+        load_cost(str(tmp_path / "cost.json"))
+
+
+def test_a_cost_that_cant_be_written_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    COST.save(tmp_path / "cost.json")
+    before = (tmp_path / "cost.json").read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace(COST, fixed_s=1.0).save(tmp_path / "cost.json")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("cost.json", before)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 
-from deployments.cli.console import Console
+import pytest
+
+from deployments.cli.console import Console, error_line, result_lines, seldom
 
 
 class Terminal(io.StringIO):
@@ -56,3 +59,30 @@ def test_a_terminal_gets_one_line_that_is_rewritten() -> None:
     assert out.getvalue() == "\r\033[K    0 s  starting Ray\r\033[K    3 s  starting Ray\r\033[Kready\n"
     console.tick()
     assert out.getvalue().endswith("ready\n")
+
+
+def test_what_is_told_often_is_shown_seldom_but_new_work_at_once() -> None:
+    clock, shown = Clock(), list[str]()
+    tell = seldom(shown.append, clock)
+    for number in range(5):
+        tell(f"fixed: {number}/5")
+    clock.now_s += 2
+    tell("fixed: 5/5")
+    tell("continuous: 0/5")
+    tell("continuous: 1/5")
+    clock.now_s += 10
+    tell("continuous: 2/5")
+    assert shown == ["fixed: 0/5", "fixed: 5/5", "continuous: 0/5", "continuous: 2/5"]
+
+
+def test_results_and_errors_take_the_place_of_the_line_of_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result_lines(["a table"])
+    error_line("no")
+    assert capsys.readouterr() == ("a table\n", "error: no\n")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    result_lines(["a table"])
+    error_line("no")
+    assert terminal.getvalue() == "\r\033[K\r\033[Kerror: no\n"

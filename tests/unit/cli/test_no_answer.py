@@ -41,3 +41,8 @@ def test_a_status_code_is_told_without_a_lecture_on_http() -> None:
 )
 def test_other_reasons(error: Exception, reason: str) -> None:
     assert no_answer("http://service", error).message == f"no brimful answers at http://service ({reason})"
+
+
+def test_a_port_that_cant_be_is_no_answer_either() -> None:
+    with pytest.raises(Unavailable, match=r"at http://127\.0\.0\.1:99999 .Port out of range 0-65535"):
+        asyncio.run(fetch_status("http://127.0.0.1:99999"))

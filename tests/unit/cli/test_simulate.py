@@ -12,7 +12,7 @@ import pytest
 
 from bench.simulate.cluster import Pace
 from bench.simulate.step_cost import H100_8B
-from deployments.cli import simulate_cluster
+from deployments.cli import main, simulate_cluster
 from deployments.cli.commands import run
 
 SMALL = ["simulate", "--num-requests", "30", "--length-scale", "16", "--block-size", "16", "--replicas", "2"]
@@ -88,7 +88,10 @@ def test_a_killed_worker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rate", "0"], "--rate = 0.0 is not allowed: more than 0"),
+        (["--rate", "0"], "--rate = 0.0 is not allowed: at least 0.001"),
+        (["--load", "1e-200"], "--load = 1e-200 is not allowed: at least 0.001"),
+        (["--cost", "/dev/zero"], "error: --cost = '/dev/zero' is not allowed: a preset ("),
+        (["--cost", "x" * 5000], "error: --cost = '"),
         (["--rate", "1", "--load", "1"], "--load = 1.0 is not allowed: not together with --rate"),
         (["--rate", "nan"], "--rate = nan is not allowed"),
         (["--num-requests", "0"], "--num-requests = 0 is not allowed"),
@@ -99,7 +102,7 @@ def test_a_killed_worker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--workers", "65"], "error: --workers = 65 is not allowed: from 1 to 64"),
         (["--report-delay", "0"], "error: --report-delay = 0.0 is not allowed: from 0.001"),
         (["--network-delay", "-1"], "error: --network-delay = -1.0 is not allowed: from 0"),
-        (["--rate", "1e9"], "error: --rate = 1000000000.0 is not allowed: more than 0, less than 1e9"),
+        (["--rate", "1e9"], "error: --rate = 1000000000.0 is not allowed: at least 0.001, less than 1e9"),
         (["--slo-ttft", "nan"], "error: --slo-ttft = nan is not allowed: more than 0 seconds, less than 1e9"),
         (["--slo-itl", "0"], "--slo-itl = 0.0 is not allowed"),
         (["--seed", "-1"], "--seed = -1 is not allowed"),
@@ -127,3 +130,22 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(
     assert len(error) == 1
     assert message in error[0]
     assert "Traceback" not in shown.err
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("bench.traces.generate.generate", exhausted)
+    assert run(["simulate", "--num-requests", "9"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: there isn't memory enough for that; ask for")
+
+
+def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deployments.cli.commands.run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130

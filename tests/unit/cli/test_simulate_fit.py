@@ -92,6 +92,42 @@ def test_fit_writes_the_cost_and_the_points_and_fits_the_points_again(
     assert again.read_text() == cost.read_text()
 
 
+@pytest.mark.parametrize("flag", ["--save", "--save-points"])
+def test_a_file_that_cant_be_written_is_an_error_of_its_flag(
+    flag: str,
+    tmp_path: Path,
+    use_engine: UseEngine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_engine(engine(CURVED.of_plan))
+    monkeypatch.chdir(tmp_path)
+    assert run(f"simulate fit {SMALL} --rounds 1 --name here {flag} /dev/full".split()) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {flag} = '/dev/full' is not allowed: a file that can be written (No space left on device)"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seconds": 5e-324}, {"seconds": 1e308}, {"num_prefill_pairs": float("inf")}, {"n": 10**400}, {"n": 0},
+     {"num_decode_seqs": 1e308}, {"noise": float("nan")}, {"num_chunks": -1}],
+    ids=str,
+)  # fmt: skip
+def test_no_points_file_is_more_than_an_error(
+    change: dict[str, float], tmp_path: Path, use_engine: UseEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_engine(engine(CURVED.of_plan))
+    points, cost = tmp_path / "points.json", tmp_path / "cost.json"
+    assert run(f"simulate fit {SMALL} --rounds 1 --name here --save {cost} --save-points {points}".split()) == 0
+    given = json.loads(points.read_text())
+    given["points"][0] |= change
+    points.write_text(json.dumps(given))
+    capsys.readouterr()
+    assert run(f"simulate fit --refit {points} --save {cost}".split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: --refit = '{points}' is not allowed: ")
+
+
 def test_a_file_with_too_few_points_to_fit_is_named_by_its_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

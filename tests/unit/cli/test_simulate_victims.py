@@ -25,7 +25,7 @@ def test_the_last_line_is_json_and_the_rest_the_table(capsys: pytest.CaptureFixt
     assert [row["rule"] for row in found["loads"][0]["rules"]] == ["newest", "fewest-computed"]
     assert (found["loads"][0]["shape"], found["loads"][0]["share"]) == ("W1", 1.2)
     assert any(line.startswith("newest ") for line in lines)
-    assert lines[-1].startswith("better than newest under every load, seed 0: ")
+    assert lines[-1].startswith("better than newest under every load that ran (1), seed 0: ")
 
 
 @pytest.mark.usefixtures("small_loads")
@@ -38,7 +38,7 @@ def test_the_traces_are_those_of_the_seeds_from_the_first_on(capsys: pytest.Capt
     (expected,) = study.compare(setup, ("newest",), (7, 8))
     assert found["loads"][0]["rules"] == [expected._asdict()]
     assert (found["first_seed"], found["seeds"]) == (7, 2)
-    assert lines[-1] == "better than newest under every load, seeds 7 to 8: none"
+    assert lines[-1] == "better than newest under every load that ran (1), seeds 7 to 8: none"
 
 
 @pytest.mark.parametrize(
