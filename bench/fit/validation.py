@@ -12,8 +12,8 @@ are present.
 Same trace, same settings, the same way of counting on both sides. A machine isn't always equally fast, so before and
 after each play of a load a few micro-benchmarks are measured again; how much longer they took than in the fit is the
 play's speed factor, by which its simulation is stretched. Nothing is ever taken from the loads themselves. Speed also
-changes within a play: the loads are played in turn, in
-several rounds, and each number is judged by the play whose error is the middle one.
+changes within a play: the loads are played in turn, in several rounds, and each number is judged by the play whose
+error is the middle one.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class SimulatedReplica:
         self.accepted: list[int] = []
         self._cost = cost
         self._totals = totals
-        self._longest = min(shape.max_model_len, shape.num_blocks * shape.block_size + 1)
+        self._longest = shape.max_seq_len
         self._arriving: deque[tuple[float, int, GenerationRequest]] = deque()
         self._final_tokens: dict[int, int] = {}  # live request -> tokens that it makes in all
         self._first_token_s: dict[int, float] = {}

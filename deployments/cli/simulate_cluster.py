@@ -75,8 +75,7 @@ def parameters() -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
-    flag = "--" + name.replace("_", "-")
-    option = typer.Option(default, flag, help=text, show_default=default is not None and kind is not bool)
+    option = typer.Option(default, flag_of(name), help=text, show_default=default is not None and kind is not bool)
     annotation = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
@@ -230,7 +229,7 @@ def _about(settings: ClusterSettings, trace: Trace, known: dict[str, Any]) -> li
     rate = "all present" if known["rate"] is None else f"{known['rate']:.3f} requests/s"
     if known["capacity_per_replica"]:
         rate += f" = {known['load']:g} x the capacity of {known['capacity_per_replica']:.3f} a replica"
-    longest = min(shape.max_model_len, shape.num_blocks * shape.block_size + 1)
+    longest = shape.max_seq_len
     num_too_long = sum(prompt_tokens >= longest for prompt_tokens in trace.prompt_tokens)
     refused = [f"{num_too_long:,} of them have prompts of {longest:,} tokens or more (--max-model-len) and are refused"]
     return [

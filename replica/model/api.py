@@ -33,6 +33,11 @@ class ModelShape:
     eos_token_ids: tuple[int, ...]
     kv_bytes_per_token: int = 0
 
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of the longest sequence that model and pool allow; the last token needs no slot."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+
 
 class OutOfDeviceMemory(RuntimeError):
     """A step didn't fit in device memory; nothing was committed and the same plan may be tried again smaller."""

@@ -57,12 +57,11 @@ def check_queue(state: SchedulerState, request: GenerationRequest, now_s: float)
 def make_sequence(
     state: SchedulerState, seq_id: int, request: GenerationRequest, index: int, seed: int, now_s: float
 ) -> Sequence:
-    """A sequence that fits: at most as long as the model and the pool allow (the last token needs no slot)."""
+    """A sequence that fits: at most as long as the model and the pool allow."""
     shape, config = state.shape, state.config
     arrival = state.num_arrivals
     state.num_arrivals += 1
-    longest = min(shape.max_model_len, shape.num_blocks * shape.block_size + 1)
-    max_len = min(len(request.prompt_ids) + request.sampling.max_tokens, longest)
+    max_len = min(len(request.prompt_ids) + request.sampling.max_tokens, shape.max_seq_len)
     aged = request.priority * config.priority_ageing_s + now_s
     return Sequence(
         seq_id,

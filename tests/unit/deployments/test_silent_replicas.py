@@ -8,15 +8,21 @@ import pytest
 
 from deployments.leases import Leases
 from deployments.model_client_fake import FakeModelClient
+from deployments.open_stream import OpenStream
 from replica.errors import EngineDead
 from replica.request import FinishReason, StreamMessage
 from tests.unit.deployments.lease_parts import TAKEN, FakeClock, opened, refusal, settled, token
 
 
+async def one_stream(*replicas: str, **limits_s: float) -> tuple[FakeClock, FakeModelClient, Leases, OpenStream]:
+    """An ingress with these replicas and one open request, "a", sent to none of them yet."""
+    clock, client = FakeClock(), FakeModelClient(*replicas)
+    leases = Leases("lease", clock, **limits_s)
+    return clock, client, leases, await opened(leases, client)
+
+
 async def test_streams_of_a_silent_replica_end_after_the_limit_and_not_before() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0"), Leases("lease", clock, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", lost_after_s=5)
     client.say("a", TAKEN, token("x"))
     await settled()
     client.silent.add("r0")
@@ -30,9 +36,7 @@ async def test_streams_of_a_silent_replica_end_after_the_limit_and_not_before() 
 
 
 async def test_a_message_proves_that_a_replica_lives() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0"), Leases("lease", clock, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", lost_after_s=5)
     client.say("a", TAKEN)
     await settled()
     client.silent.add("r0")
@@ -47,9 +51,7 @@ async def test_a_message_proves_that_a_replica_lives() -> None:
 
 
 async def test_a_request_that_was_sent_waits_for_the_step_of_a_replica_that_answers() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0"), Leases("lease", clock, accept_s=10, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", accept_s=10, lost_after_s=5)
     client.sent_to["a"] = "r0"
     clock.now_s += 100
     await leases.beat()
@@ -60,9 +62,7 @@ async def test_a_request_that_was_sent_waits_for_the_step_of_a_replica_that_answ
 
 
 async def test_a_request_that_was_sent_to_a_silent_replica_ends() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0"), Leases("lease", clock, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", lost_after_s=5)
     client.sent_to["a"] = "r0"
     client.silent.add("r0")
     await leases.beat()
@@ -73,9 +73,7 @@ async def test_a_request_that_was_sent_to_a_silent_replica_ends() -> None:
 
 
 async def test_a_request_that_a_silent_replica_has_not_taken_moves_to_another_one() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5)
     client.sent_to["a"] = "r0"
     client.silent.add("r0")
     await leases.beat()
@@ -98,9 +96,7 @@ async def test_a_request_that_a_silent_replica_has_not_taken_moves_to_another_on
 
 
 async def test_a_request_moves_once_and_ends_when_the_second_replica_is_silent_too() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, lost_after_s=5)
     client.silent.update(("r0", "r1"))
     for replica_id in ("r0", "r1"):
         client.sent_to["a"] = replica_id
@@ -114,9 +110,7 @@ async def test_a_request_moves_once_and_ends_when_the_second_replica_is_silent_t
 
 
 async def test_a_request_that_one_replica_refused_waits_for_the_second_as_long_as_any_other() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, lost_after_s=5)
     client.say("a", refusal("r0", "queue_full"))
     await settled()
     client.sent_to["a"] = "r1"
@@ -136,9 +130,7 @@ async def test_a_request_that_one_replica_refused_waits_for_the_second_as_long_a
 
 
 async def test_a_renewal_that_fails_late_says_nothing_of_requests_that_have_left_by_then() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, lost_after_s=5)
     client.sent_to["a"] = "r0"
     await leases.beat()
     client.silent.add("r0")
@@ -160,9 +152,7 @@ async def test_a_renewal_that_fails_late_says_nothing_of_requests_that_have_left
 
 
 async def test_an_ingress_that_stood_still_judges_nobody_by_it() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, lost_after_s=5)
     client.say("a", TAKEN)
     await settled()
     client.silent.add("r0")
@@ -182,9 +172,7 @@ async def test_an_ingress_that_stood_still_judges_nobody_by_it() -> None:
 
 
 async def test_a_stream_that_a_silent_replica_computes_does_not_move() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, lost_after_s=5)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, lost_after_s=5)
     client.say("a", TAKEN)
     await settled()
     client.silent.add("r0")
@@ -200,9 +188,7 @@ async def test_a_stream_that_a_silent_replica_computes_does_not_move() -> None:
 
 
 async def test_a_client_that_leaves_when_its_request_has_moved_leaves_nothing() -> None:
-    clock = FakeClock()
-    client, leases = FakeModelClient("r0", "r1"), Leases("lease", clock, move_after_s=1.5, accept_s=0.01)
-    stream = await opened(leases, client)
+    clock, client, leases, stream = await one_stream("r0", "r1", move_after_s=1.5, accept_s=0.01)
     client.sent_to["a"] = "r0"
     client.silent.add("r0")
     await leases.beat()
