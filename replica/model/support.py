@@ -33,12 +33,17 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer's attention was seen to get: K and V sizes may differ from each other and between layers."""
+    """What one layer's attention was seen to get: K and V sizes may differ from each other and between layers. The
+    rest is as in `AttentionCall`."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     value_size: int
+    scaling: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
 
 
 def require_supported_config(config: PretrainedConfig) -> None:
@@ -91,7 +96,7 @@ def _depends_on_length(rope_type: str) -> bool:
     return "dynamic" in rope_type or rope_type == "longrope"
 
 
-class _ProbeStep:
+class ProbeStep:
     """Attention of a step without a cache, each token given by its sequence and position; remembers which layers
     called and with what."""
 
@@ -104,11 +109,46 @@ class _ProbeStep:
     def attend(self, call: AttentionCall) -> Tensor:
         (num_heads, num_tokens, head_size), num_kv_heads = call.query.shape, call.key.shape[0]
         self.layers.append(call.layer)
-        self.shapes[call.layer] = LayerShape(num_heads, num_kv_heads, head_size, call.value.shape[-1])
+        self.shapes[call.layer] = LayerShape(
+            num_heads,
+            num_kv_heads,
+            head_size,
+            call.value.shape[-1],
+            call.scaling,
+            call.window,
+            call.softcap,
+            call.sinks is not None,
+        )
         mask = self._visible if call.window is None else self._visible & (self._distance < call.window)
         query = call.query.reshape(num_kv_heads, num_heads // num_kv_heads, num_tokens, head_size)
         out = masked_softmax_attention(call, query, call.key, call.value, mask)
         return out.flatten(0, 1).transpose(0, 1)
+
+
+class Probe:
+    """Two short sequences packed into one forward. Interleaved, neighbours in the step are strangers: a model that goes
+    by place instead of position shows. `order` [T] is where each place's token is in the sequences one after the
+    other."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.sequences = [_probe_tokens(length, vocab_size, device) for length in _PROBE_LENGTHS]
+        lengths = torch.tensor(_PROBE_LENGTHS)
+        owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        positions = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS])
+        self.order = torch.argsort(positions, stable=True).to(device)
+        self._owners, self._positions = owners.to(device)[self.order], positions.to(device)[self.order]
+
+    def step(self) -> ProbeStep:
+        """Its attention, for one forward."""
+        return ProbeStep(self._owners, self._positions)
+
+    def run(self, model: PreTrainedModel, step: ProbeStep | None = None) -> Tensor:
+        """Logits [T, vocabulary] of the packed forward of a model that is set to paged attention."""
+        token_ids = torch.cat(self.sequences)[self.order]
+        with attention_step(step or self.step()):
+            output = model(input_ids=token_ids[None], position_ids=self._positions[None], use_cache=False)
+        logits: Tensor = output.logits[0]
+        return logits
 
 
 def self_test(model: PreTrainedModel) -> list[LayerShape]:
@@ -117,25 +157,15 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
     Leaves the model set to paged attention. Raises `ModelUnsupported` naming the architecture and what differed.
     """
     name = model.config.model_type
-    device = next(model.parameters()).device
     text = model.config.get_text_config()
-    sequences = [_probe_tokens(length, int(text.vocab_size), device) for length in _PROBE_LENGTHS]
-    lengths = torch.tensor(_PROBE_LENGTHS)
-    owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    positions = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS])
-    # Interleaved, neighbours in the step are strangers: a model that goes by place instead of position shows.
-    order = torch.argsort(positions, stable=True).to(device)
-    owners, positions = owners.to(device)[order], positions.to(device)[order]
+    probe = Probe(int(text.vocab_size), next(model.parameters()).device)
     with torch.inference_mode():
-        dense = torch.cat([dense_logits(model, tokens) for tokens in sequences])
-        step = _ProbeStep(owners, positions)
+        dense = torch.cat([dense_logits(model, tokens) for tokens in probe.sequences])[probe.order]
+        step = probe.step()
         interface.register()
         model.set_attn_implementation(interface.ATTENTION_NAME)
         try:
-            with attention_step(step):
-                output = model(
-                    input_ids=torch.cat(sequences)[order][None], position_ids=positions[None], use_cache=False
-                )
+            logits = probe.run(model, step)
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelUnsupported(f"{name} can't run with paged attention: {reason}") from error
@@ -144,7 +174,7 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
             f"{name} can't be served: attention ran {len(step.layers)} times for {text.num_hidden_layers} layers, "
             "so some layers keep a state that paged attention doesn't hold"
         )
-    require_equal_logits(name, output.logits[0], dense[order])
+    require_equal_logits(name, logits, dense)
     return [step.shapes[layer] for layer in range(text.num_hidden_layers)]
 
 

@@ -64,6 +64,13 @@ def attention_step(step: AttentionStep) -> Iterator[None]:
         _current.step = before
 
 
+def attend(call: AttentionCall) -> Tensor:
+    """Compute a layer's attention in the current step: [T, heads, Dv]."""
+    if _current.step is None:
+        raise RuntimeError("a forward with paged attention runs outside of attention_step()")
+    return _current.step.attend(call)
+
+
 def register() -> None:
     """Make `ATTENTION_NAME` known to transformers. Harmless when repeated."""
     from transformers import AttentionInterface
@@ -85,8 +92,6 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """transformers' signature. Extra keywords are shared by all attention functions (dropout, position ids and such);
     one that would change the result is caught by the self-test of `support.py`, which compares logits."""
-    if _current.step is None:
-        raise RuntimeError("a forward with paged attention runs outside of attention_step()")
     call = AttentionCall(
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         query=query[0],
@@ -97,7 +102,7 @@ def _attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return _current.step.attend(call).unsqueeze(0), None
+    return attend(call).unsqueeze(0), None
 
 
 def masked_softmax_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
