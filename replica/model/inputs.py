@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from replica.model.transfers import to_device
 from replica.scheduler.plan import PENDING_TOKEN, StepPlan
 
 IntArray = npt.NDArray[np.int64]
@@ -76,15 +77,15 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         offsets=offsets,
         context_lens=context_lens,
         block_tables=tables,
-        slot_blocks=_tensor(_slot_blocks(positions, rows, tables, block_size), device),
-        slot_places=_tensor(positions % block_size, device),
-        fresh_blocks=_tensor(_fresh_blocks(starts, context_lens, tables, block_size), device),
+        slot_blocks=to_device(_slot_blocks(positions, rows, tables, block_size), device),
+        slot_places=to_device(positions % block_size, device),
+        fresh_blocks=to_device(_fresh_blocks(starts, context_lens, tables, block_size), device),
     )
     return StepInputs(
-        token_ids=_tensor(token_ids, device),
-        positions=_tensor(positions, device),
-        logits_rows=_tensor(_last_places(ends, np.array(plan.num_logits, dtype=np.int64)), device),
-        pending=_tensor(pending, device),
+        token_ids=to_device(token_ids, device),
+        positions=to_device(positions, device),
+        logits_rows=to_device(_last_places(ends, np.array(plan.num_logits, dtype=np.int64)), device),
+        pending=to_device(pending, device),
         pending_lanes=[plan.lanes[row] for row in pending_rows],
         pending_draws=[plan.output_index[row] - 1 for row in pending_rows],
         layout=layout,
@@ -121,11 +122,3 @@ def _last_places(ends: IntArray, num_logits: IntArray) -> IntArray:
     within = np.arange(total) - np.repeat(np.cumsum(num_logits) - num_logits, num_logits)
     places: IntArray = np.repeat(ends - num_logits, num_logits) + within
     return places
-
-
-def _tensor(values: IntArray, device: torch.device) -> Tensor:
-    """On the device; through pinned memory on CUDA, so that the copy doesn't wait for the work before it."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
