@@ -1,19 +1,39 @@
-"""Matrix products of a decode step on the CPU: oneDNN's prepacked weights where they beat the plain product.
+"""Matrix products on the CPU with oneDNN's prepacked weights, and what oneDNN can do to their results in passing.
 
 float32, microseconds at 576 x 1536 by number of rows, plain / prepacked: 1: 214 / 245, 4: 348 / 243, 8: 455 / 274,
-32: 996 / 428, 64: 843 / 628, 512: 3859 / 3939. So up to two rows stay plain; packing for 16 rows serves all others.
-The packed copy doubles the memory of the weights.
+32: 996 / 428, 64: 843 / 628, 512: 3859 / 3939. Packing for 16 rows serves all.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-_PLAIN_MAX_ROWS = 2
 _PACK_ROWS = 16
 _MIN_WEIGHTS = 64 * 64
+
+
+class PackedWeight:
+    """One weight [out, in] with its bias, packed. `hidden` is [..., in]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACK_ROWS)
+        self._bias = bias
+
+    def __call__(self, hidden: Tensor, activation: str = "none") -> Tensor:
+        """activation(hidden @ weight.T + bias); `activation` is one that oneDNN names."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self._bias, activation, [], "")
+        return out
+
+    def plus(self, hidden: Tensor, other: Tensor) -> Tensor:
+        """The product plus `other`, which has its shape."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._packed, self._bias, "add")
+        return out
+
+    def times(self, hidden: Tensor, other: Tensor) -> Tensor:
+        """The product times `other`, number by number."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._packed, self._bias, "mul")
+        return out
 
 
 class PackedLinear(nn.Module):
@@ -25,14 +45,10 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.weight = linear.weight
         self.bias = linear.bias
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _PACK_ROWS)
-        self._packed: Tensor = packed
+        self._packed = PackedWeight(linear.weight, linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if hidden.numel() <= _PLAIN_MAX_ROWS * self.in_features:
-            return functional.linear(hidden, self.weight, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
-        return out
+        return self._packed(hidden) if hidden.numel() else hidden.new_empty(*hidden.shape[:-1], self.out_features)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -27,12 +27,13 @@ from replica.model import warmup
 from replica.model.api import ModelShape, OutOfDeviceMemory, Progress
 from replica.model.attention.backend import AttentionBackend, choose_backend, make_backend
 from replica.model.attention.interface import attention_step
+from replica.model.fused_layer import fuse_layers
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, pool_size, require_cpu_memory
 from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
 from replica.model.sampler import Sampler, next_token_logprobs
-from replica.model.support import LayerShape, pin_rope, self_test
+from replica.model.support import LayerShape, Probe, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.weights import choose_device, load_weights
 from replica.model_card import ModelCard
@@ -56,14 +57,24 @@ def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig
     layers = self_test(model)
     if config.batch_invariant:
         require_dense_layers(model)
-    backend = make_backend(choose_backend(batch_invariant=config.batch_invariant))
+    backend = make_backend(choose_backend(device=device, dtype=model.dtype, batch_invariant=config.batch_invariant))
     with _startup_memory_errors(device):
-        if device.type == "cpu":
-            pack_linears(model)
-        runner = _build(model, layers, backend, card, config, scheduler, progress)
+        shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress)
+        pin_rope(model, shape.max_model_len)
+        with torch.inference_mode():
+            expected = warmup.dense_check(model, shape)
+            if device.type == "cpu":
+                progress("packing the weights")
+                fuse_layers(model, layers, Probe(card.vocab_size, device))
+                pack_linears(model)
+        progress(
+            f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
+            f"contexts up to {shape.max_model_len} tokens"
+        )
+        runner = _build(model, layers, backend, shape, config, scheduler)
         progress("warming up")
         with torch.inference_mode():
-            warmup.check_through_pool(runner, model)
+            warmup.check_through_pool(runner, expected, model.config.model_type)
             if config.batch_invariant:
                 require_invariance(card.name, runner.logits, card.vocab_size, runner.shape.num_blocks)
             runner.submit(warmup.peak_plan(runner.shape, scheduler)).result()
@@ -74,12 +85,26 @@ def _build(
     model: PreTrainedModel,
     layers: list[LayerShape],
     backend: AttentionBackend,
+    shape: ModelShape,
+    config: ModelConfig,
+    scheduler: SchedulerConfig,
+) -> Runner:
+    # One block more than the scheduler knows of: what pads a tile is written there.
+    num_blocks = shape.num_blocks + (1 if config.batch_invariant else 0)
+    cache = KVCache(layers, num_blocks, shape.block_size, model.dtype, next(model.parameters()).device)
+    return Runner(model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant)
+
+
+def _fitting_shape(
+    model: PreTrainedModel,
+    layers: list[LayerShape],
+    backend: AttentionBackend,
     card: ModelCard,
     config: ModelConfig,
     scheduler: SchedulerConfig,
     progress: Progress,
-) -> Runner:
-    """Size the pool by what the device can spare, then allocate it."""
+) -> ModelShape:
+    """Size the pool and the longest context by what the device can spare."""
     device = next(model.parameters()).device
     block_size = config.block_size or backend.block_size
     shape = ModelShape(
@@ -90,30 +115,22 @@ def _build(
         eos_token_ids=card.eos_token_ids,
     )
 
-    def build(shape: ModelShape) -> Runner:
-        # One block more than the scheduler knows of: what pads a tile is written there.
-        num_spare = 1 if config.batch_invariant else 0
-        cache = KVCache(layers, shape.num_blocks + num_spare, block_size, model.dtype, device)
-        return Runner(model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant)
-
     if device.type == "cuda":
         progress("measuring the memory of the largest step")
-        free = warmup.spare_cuda_bytes(lambda: build(shape), scheduler, config.gpu_memory_utilization)
+        free = warmup.spare_cuda_bytes(
+            lambda: _build(model, layers, backend, shape, config, scheduler), scheduler, config.gpu_memory_utilization
+        )
     else:
         free = cpu_kv_bytes()
     pool = pool_size(config, layers, block_size, model.dtype, free)
     if device.type == "cpu":
         require_cpu_memory(pool.num_blocks * block_size * pool.kv_bytes_per_token)
     max_model_len = model_len_that_fits(config.max_model_len, card.max_position, pool, block_size)
-    progress(f"allocating {pool.num_blocks} KV blocks of {block_size} tokens; contexts up to {max_model_len} tokens")
-    pin_rope(model, max_model_len)
-    return build(
-        replace(
-            shape,
-            num_blocks=pool.num_blocks,
-            max_model_len=max_model_len,
-            kv_bytes_per_token=pool.kv_bytes_per_token,
-        )
+    return replace(
+        shape,
+        num_blocks=pool.num_blocks,
+        max_model_len=max_model_len,
+        kv_bytes_per_token=pool.kv_bytes_per_token,
     )
 
 
@@ -142,6 +159,10 @@ class Runner:
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def is_async(self) -> bool:
+        return self._device.type == "cuda"
 
     def submit(self, plan: StepPlan) -> InFlight:
         """Start the step; on the CPU it is done on return."""

@@ -32,15 +32,25 @@ class WarmRunner(Protocol):
     def close(self) -> None: ...
 
 
-def check_through_pool(runner: WarmRunner, model: PreTrainedModel) -> None:
-    """Run one sequence in chunks through the real pool and compare all its logits with the dense forward's.
+def dense_check(model: PreTrainedModel, shape: ModelShape) -> Tensor:
+    """What `check_through_pool` is to find: the logits of transformers' own attention and modules, so call it before
+    any is replaced."""
+    return dense_logits(model, _check_tokens(shape).to(next(model.parameters()).device))
+
+
+def _check_tokens(shape: ModelShape) -> Tensor:
+    length = min(_CHECK_TOKENS, shape.max_model_len, shape.num_blocks * shape.block_size)
+    return (torch.arange(length) * 7907 + 13) % max(shape.vocab_size - 8, 1)
+
+
+def check_through_pool(runner: WarmRunner, expected: Tensor, name: str) -> None:
+    """Run one sequence in chunks through the real pool and compare all its logits with those of `dense_check`.
 
     Raises `ModelUnsupported` when they differ by more than rounding: then kernels and model don't fit together here.
     """
     shape = runner.shape
-    length = min(_CHECK_TOKENS, shape.max_model_len, shape.num_blocks * shape.block_size)
-    device = next(model.parameters()).device
-    tokens = (torch.arange(length) * 7907 + 13) % max(shape.vocab_size - 8, 1)
+    tokens = _check_tokens(shape)
+    length = len(tokens)
     table = list(range(-(-length // shape.block_size)))
     cuts = sorted({0, length // 2, length - 1, length})
     parts = []
@@ -49,8 +59,7 @@ def check_through_pool(runner: WarmRunner, model: PreTrainedModel) -> None:
         plan.samples[0] = False
         plan.num_logits[0] = end - start
         parts.append(runner.logits(plan))
-    packed = torch.cat(parts).to(model.dtype)
-    require_equal_logits(model.config.model_type, packed, dense_logits(model, tokens.to(device)))
+    require_equal_logits(name, torch.cat(parts).to(expected.dtype), expected)
 
 
 def peak_plan(shape: ModelShape, scheduler: SchedulerConfig) -> StepPlan:

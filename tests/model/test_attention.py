@@ -43,7 +43,7 @@ def _oracle(call: AttentionCall, key: Tensor, value: Tensor, start: int) -> Tens
 
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("block_size", [1, 8, 128])
-@pytest.mark.parametrize("name", ["reference", "gather"])
+@pytest.mark.parametrize("name", ["reference", "gather", "pool"])
 def test_a_mixed_step_equals_attention_written_out(name: str, block_size: int, kind: str) -> None:
     torch.manual_seed(2)
     contexts = [start + count for start, count in _ROWS]

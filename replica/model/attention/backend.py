@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from replica.model.attention.interface import AttentionStep
 from replica.model.inputs import StepLayout
 from replica.model.kv_cache import KVCache
@@ -38,6 +40,12 @@ def _gather() -> AttentionBackend:
     return GatherBackend()
 
 
+def _pool() -> AttentionBackend:
+    from replica.model.attention.pool import PoolBackend
+
+    return PoolBackend()
+
+
 def _tiles() -> AttentionBackend:
     from replica.model.attention.tiles import TileBackend
 
@@ -47,6 +55,7 @@ def _tiles() -> AttentionBackend:
 _BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "reference": _reference,
     "gather": _gather,
+    "pool": _pool,
     "tiles": _tiles,
 }
 
@@ -55,6 +64,8 @@ def make_backend(name: str) -> AttentionBackend:
     return _BACKENDS[name]()
 
 
-def choose_backend(*, batch_invariant: bool) -> str:
-    """One backend serves all devices so far, another one batch-invariant steps."""
-    return "tiles" if batch_invariant else "gather"
+def choose_backend(*, device: torch.device, dtype: torch.dtype, batch_invariant: bool) -> str:
+    """The fastest one for what is served."""
+    if batch_invariant:
+        return "tiles"
+    return "pool" if device.type == "cpu" and dtype == torch.float32 else "gather"

@@ -26,7 +26,7 @@ class GatherBackend:
     block_size = 128
 
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
-        return _GatherStep(layout, cache)
+        return GatherStep(layout, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Chunk:
     mask: Tensor | None
 
 
-class _GatherStep:
+class GatherStep:
     def __init__(self, layout: StepLayout, cache: KVCache) -> None:
         self._layout = layout
         self._cache = cache
@@ -68,6 +68,17 @@ class _GatherStep:
         for chunk in chunks:
             out[chunk.first : chunk.last] = self._attend_chunk(call, chunk)
         return out
+
+    def attend_row(self, call: AttentionCall, row: int) -> Tensor:
+        """One row of several tokens, whose K and V are in the cache already: [Q, heads, Dv]."""
+        return self._attend_chunk(call, self._chunk(row, call.window, call.key.shape[0]))
+
+    def context(self, call: AttentionCall, row: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """The first `num_keys` positions of a row as they are in the cache: K and V [kv_heads, num_keys, D]."""
+        num_blocks = -(-num_keys // self._layout.block_size)
+        index = _gather_index(np.array([self._layout.block_tables[row][:num_blocks]]), call.key.shape[0])
+        key = _gather(self._cache.keys[call.layer], index)[0, :, :num_keys]
+        return key, _gather(self._cache.values[call.layer], index)[0, :, :num_keys]
 
     def _attend_decodes(self, call: AttentionCall, group: _DecodeGroup) -> Tensor:
         num_kv_heads = call.key.shape[0]
