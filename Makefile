@@ -4,15 +4,16 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow check format bench-scheduler peer-vllm clean
+.PHONY: help serve test test-slow check format bench-scheduler bench-engine bench-peers peer-vllm clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Empty: the first interpreter on the PATH that is new enough and can make virtual environments.
 PYTHON ?=
-# Interpreter of an environment with vLLM (make peer-vllm), and where to make it.
+# Interpreter of an environment with vLLM (make peer-vllm), for bench-scheduler and bench-peers; and where to make it.
 PEER ?=
+PEER_PYTHON ?= $(PEER)
 PEER_VENV ?=
 
 # A stamp is written when its installation has ended well, and is older than what it was made from when that changes.
@@ -46,6 +47,12 @@ format: $(DEV_STAMP) ## Format the code and apply the linter's safe fixes
 
 bench-scheduler: $(DEV_STAMP) ## Time our scheduler, beside vLLM's with PEER=its-venv/bin/python
 	$(BIN)/python -m bench.scheduler_speed $(if $(PEER),--peer-python $(PEER)) $(ARGS)
+
+bench-engine: $(DEV_STAMP) ## Our engine against this machine's limits, and where a step's time goes (ARGS="--save bench/results")
+	$(BIN)/brimful bench engine $(ARGS)
+
+bench-peers: $(DEV_STAMP) ## Our engine beside vLLM (PEER_PYTHON=its-venv/bin/python) and transformers
+	$(BIN)/brimful bench peers $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(ARGS)
 
 peer-vllm: $(DEV_STAMP) ## Make an environment with vLLM to measure against: PEER_VENV=folder outside this repository
 	@test -n '$(PEER_VENV)' || { echo 'say where: make peer-vllm PEER_VENV=folder'; exit 2; }

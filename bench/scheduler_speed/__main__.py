@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from bench.peers.driver import DriverFailed
 from bench.scheduler_speed.measure import CaseTimes, measure
 from bench.scheduler_speed.own_scheduler import OwnScheduler
-from bench.scheduler_speed.peer import PeerFailed, PeerProcess, peer_process
+from bench.scheduler_speed.peer import PeerProcess, peer_process
 from bench.scheduler_speed.report import document, table
 from bench.scheduler_speed.waiting_memory import bytes_per_waiting_request
 from bench.scheduler_speed.workload import MAX_MODEL_LEN, PROMPT_TOKENS, Workload, unsettle_memory
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with process as peer:
             return _run(options, peer)
-    except PeerFailed as error:
+    except DriverFailed as error:
         print(f"bench-scheduler: the peer failed: {error}", file=sys.stderr)
         return 1
 

@@ -2,20 +2,18 @@
 
     python -m bench.scheduler_speed.vllm_driver        (from the root of the project; started by `peer.py`)
 
-One JSON document a line. In: {"start": [num_running, num_waiting]} or {"round": num_steps}. Out: {"ready": version},
-{"times": [plan_us, commit_us]} or {"error": text}. Everything else that vLLM prints goes to stderr.
+In: {"start": [num_running, num_waiting]} or {"round": num_steps}. Out, of a round: {"times": [plan_us, commit_us]}.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
+from bench.peers.driver_loop import Answer, serve
 from bench.scheduler_speed.workload import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -149,31 +147,21 @@ def _output(plan: Any, tokens: list[list[int]]) -> Any:
     return ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, tokens)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the peer prints must not get among the answers
+def load(folder: Path) -> tuple[str, Answer]:
+    import vllm
 
-    def answer(**fields: object) -> None:
-        answers.write(json.dumps(fields) + "\n")
+    side = VllmScheduler(folder)
 
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            import vllm
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        if "start" in order:
+            side.start(Workload(*order["start"]))
+            return {"started": True}
+        times = side.run_round(order["round"])
+        return {"times": [times.plan_us, times.commit_us]}
 
-            side = VllmScheduler(Path(folder))
-            answer(ready=vllm.__version__)
-            for line in sys.stdin:
-                order = json.loads(line)
-                if "start" in order:
-                    side.start(Workload(*order["start"]))
-                    answer(started=True)
-                else:
-                    times = side.run_round(order["round"])
-                    answer(times=[times.plan_us, times.commit_us])
-        except Exception as error:
-            answer(error=f"{type(error).__name__}: {error}")
-            raise
+    return vllm.__version__, answer
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        serve(lambda: load(Path(folder)))

@@ -14,6 +14,7 @@ import typer
 from typer.main import get_command
 
 from deployments.cli import flags
+from deployments.cli.bench import bench
 from deployments.cli.console import Console, error_line
 from deployments.cli.simulate import simulate
 from replica.errors import BrimfulError, SettingError
@@ -32,6 +33,7 @@ dashboards = typer.Typer(help="The Grafana dashboards.", rich_markup_mode=None)
 app.add_typer(models, name="models")
 app.add_typer(dashboards, name="dashboards")
 app.add_typer(simulate, name="simulate")
+app.add_typer(bench, name="bench")
 
 UrlOption = Annotated[str, typer.Option(help="base URL of the service")]
 

@@ -8,6 +8,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from bench.fit.engine import Order, Played
 from replica.config import EngineConfig
@@ -15,8 +17,23 @@ from replica.engine_api import EngineUpdate
 from replica.engine_process import ProcessClient
 from replica.engine_worker import EngineStart, RunnerFactory, load_model
 from replica.errors import ResourceError
-from replica.model.api import ModelShape
+from replica.model.api import ModelRunner, ModelShape, Progress
+from replica.model_card import ModelCard
 from replica.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """A `RunnerFactory`: the model with spans around the parts of a step; the profile is written to `path` when the
+    engine ends."""
+
+    path: str
+
+    def __call__(self, config: EngineConfig, progress: Progress) -> tuple[ModelRunner, ModelCard]:
+        from replica.model.step_profile import load_profiled
+
+        return load_profiled(config, progress, Path(self.path), time.perf_counter)
+
 
 SILENCE_S = 600.0
 """No step of a measurement takes so long, and an idle engine speaks every second."""
@@ -36,6 +53,15 @@ class RealEngine:
     @property
     def shape(self) -> ModelShape:
         return self._client.ready.shape
+
+    @property
+    def card(self) -> ModelCard:
+        return self._client.ready.card
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._client.pid
 
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
         return self._runner.run(self._play(orders, progress))
