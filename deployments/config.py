@@ -59,9 +59,11 @@ class ModelSettings(Settings):
     )
     replicas: int = Field(default=1, ge=1, le=1024, description="replicas of this model")
     route: str = Field(default="/", pattern=ROUTE_PATTERN, description="prefix under which this model's /v1 lives")
-    num_gpus: float | None = Field(default=None, ge=0, description="GPUs of one replica [1 on cuda, 0 on cpu]")
+    num_gpus: float | None = Field(default=None, ge=0, description="GPUs of one replica [one a shard; 0 on cpu]")
     num_cpus: float | None = Field(default=None, ge=0, description="CPUs that Ray reserves for one replica [its share]")
-    tensor_parallel_size: Literal[1] = Field(default=1, description="GPUs one model is split over; only 1 so far")
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="GPUs of a node that one replica is split over"
+    )
 
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub model")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda when the cluster has a GPU")
@@ -130,6 +132,9 @@ class ModelSettings(Settings):
         for name, only_on in (("gpu_memory_utilization", "cuda"), ("num_threads", "cpu")):
             if getattr(self, name) is not None and device not in ("auto", only_on):
                 raise SettingError(name, getattr(self, name), f"only on device {only_on}, and this model's is {device}")
+        if self.tensor_parallel_size > 1 and self.num_gpus not in (None, self.tensor_parallel_size):
+            allowed = f"with tensor_parallel_size = {self.tensor_parallel_size} only as many, one for each shard"
+            raise SettingError("num_gpus", self.num_gpus, allowed)
         path = Path(self.model).expanduser()
         on_disk = self.model.endswith(".gguf") or self.model.startswith((".", "~", "/")) or path.exists()
         if self.revision is not None and (on_disk or self.model == "embedded"):
@@ -160,11 +165,15 @@ class ModelSettings(Settings):
         )
 
     def ray_resources(self, machine: Machine, num_replicas_in_all: int) -> dict[str, float]:
-        """`num_cpus` and `num_gpus` of one replica's actor. CPUs are reserved so that replicas spread over nodes."""
+        """`num_cpus` and `num_gpus` of one replica's actor. CPUs are reserved so that replicas spread over nodes.
+
+        A replica over several GPUs is one actor that asks for all of them: Ray places an actor on one node and shows it
+        just these GPUs, which its rank processes inherit. A placement group of one bundle would say the same.
+        """
         on_gpu = self.device_on(machine) == "cuda"
         share = 1.0 if on_gpu else machine.cpu_share(num_replicas_in_all)
         num_cpus = self.num_cpus if self.num_cpus is not None else share
-        num_gpus = self.num_gpus if self.num_gpus is not None else float(on_gpu)
+        num_gpus = self.num_gpus if self.num_gpus is not None else float(self.tensor_parallel_size if on_gpu else 0)
         return {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
 

@@ -121,7 +121,8 @@ class ModelConfig:
     `dtype` `auto` is bfloat16 on a GPU and float32 on the CPU. `max_model_len` None: the model's own limit, cut to
     what the KV pool holds. `num_blocks` None: from memory (`gpu_memory_utilization` of the GPU, or
     `kv_cache_memory_bytes`). `block_size` None: what the attention backend likes. `num_threads` None: all cores (CPU
-    only).
+    only). `tensor_parallel_size`: devices of one machine that hold the model together; memory settings are then those
+    of each, `num_threads` that of all.
     """
 
     model: str = "embedded"
@@ -136,6 +137,7 @@ class ModelConfig:
     num_threads: int | None = None
     chat_template: str | None = None
     batch_invariant: bool = False
+    tensor_parallel_size: int = 1
     download_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -148,6 +150,9 @@ class ModelConfig:
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_blocks", "block_size", "num_threads"):
             OPTIONAL_COUNT.check(name, getattr(self, name))
         SWITCH.check("batch_invariant", self.batch_invariant)
+        COUNT.check("tensor_parallel_size", self.tensor_parallel_size)
+        if self.batch_invariant and self.tensor_parallel_size > 1:
+            raise SettingError("batch_invariant", True, "only with tensor_parallel_size = 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import cast
 
+from replica.child_process import spawn
 from replica.engine_api import EngineCommands, EngineUpdate
 from replica.engine_worker import EngineFailed, EngineProgress, EngineReady, EngineStart
 from replica.errors import ResourceError, error_from_info
 from replica.frames import FrameReader, pack
 
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from replica.engine_worker import main; main(int(sys.argv[1]))"
-)
+_CHILD = "replica.engine_worker"
 _EXIT_GRACE_S = 5.0
 _DIED_LOADING = (
     "the engine process ended while it was loading the model (killed, or out of memory?): "
@@ -65,7 +60,7 @@ class ProcessClient(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                child = _spawn(theirs, start.replica_id)
+                child = spawn(_CHILD, theirs, f"engine of {start.replica_id}")
             client = cls(child, progress)
             try:
                 transport, _ = await asyncio.get_running_loop().create_connection(lambda: client, sock=ours)
@@ -175,18 +170,3 @@ class ProcessClient(asyncio.Protocol):
         if self._outgoing and self._may_write and self._transport is not None and not self._gone.is_set():
             frame, self._outgoing = self._outgoing, []
             self._transport.write(pack(frame))
-
-
-def _spawn(socket_end: socket.socket, replica_id: str) -> subprocess.Popen[bytes]:
-    """The child finds our modules where we do. Its command line names the replica, for whoever reads a process list.
-
-    CPU threads that wait for each other inside a product sleep rather than spin (unless the operator says otherwise):
-    this replica's asyncio side, the ingress and the HTTP proxy need the same cores, and one that spins for another that
-    isn't scheduled makes steps many times longer.
-    """
-    command = [sys.executable, "-c", _CHILD, str(socket_end.fileno()), f"engine of {replica_id}", json.dumps(sys.path)]
-    try:
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        return subprocess.Popen(command, pass_fds=[socket_end.fileno()], stdin=subprocess.DEVNULL, env=environment)
-    except OSError as error:
-        raise ResourceError(f"the engine process can't be started: {error}") from error

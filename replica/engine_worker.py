@@ -4,24 +4,22 @@ The loop: take what commands have arrived (waiting only when there is nothing to
 Nothing else runs here: no HTTP, no text, no second thread, because a busy Python thread beside the forward costs it up
 to four fifths of its speed.
 
-It never outlives its parent: the kernel kills it when the parent dies (Linux), and the closed socket ends it elsewhere.
-Signals that a terminal or a service supervisor sends to the whole process group are the parent's to act on.
+It never outlives its parent (`child_process.py`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from replica.child_process import leave_signals_to_parent, live_and_die_with_parent
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.engine_api import EngineCommands, EngineUpdate
@@ -38,7 +36,6 @@ RunnerFactory = Callable[[EngineConfig, Progress], tuple[ModelRunner, ModelCard]
 KEEP_ALIVE_S = 1.0
 _FLUSH_S = 5.0
 _BREATHER_S = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +74,30 @@ class EngineFailed:
 def load_model(config: EngineConfig, progress: Progress) -> tuple[ModelRunner, ModelCard]:
     """Prepares and loads the configured model. The only way from a replica to torch; raises `StartupError`."""
     from replica.model.prepare import prepare
-    from replica.model.runner import load_runner
 
     card = prepare(config.model, progress=progress)
+    if config.model.tensor_parallel_size > 1:
+        from replica.model.tensor_parallel.load import load_sharded
+
+        return load_sharded(card, config.model, config.scheduler, progress=progress, on_loss=_end_at_once), card
+    from replica.model.runner import load_runner
+
     return load_runner(card, config.model, config.scheduler, progress=progress), card
+
+
+def _end_at_once(reason: str) -> None:
+    """For an engine that may wait on a device for ever. The replica sees its process end and fails the streams."""
+    _log.error("%s: the engine ends", reason)
+    os._exit(1)
 
 
 def main(socket_fd: int) -> None:
     """Runs until told to stop or until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_parent()
     channel = Channel(socket.socket(fileno=socket_fd))
     try:
         start = _first_message(channel)
-        _die_with_parent(start.parent_pid)
+        live_and_die_with_parent(start.parent_pid)
         engine, runner = _start_engine(start, channel)
         try:
             run_loop(engine, channel)
@@ -175,11 +182,3 @@ def _fail(channel: Channel, error: ErrorInfo) -> None:
     channel.post(EngineFailed(error))
     channel.flush(_FLUSH_S)
     sys.exit(1)
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Asks Linux to kill this process when the thread that started it ends; elsewhere the closed socket must do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        raise PeerGone("the parent died before the engine was up")

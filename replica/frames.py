@@ -87,6 +87,10 @@ class Channel:
                 raise PeerGone("the other end doesn't read")
             self._push()
 
+    def close(self) -> None:
+        """Hang up: the other end gets `PeerGone`."""
+        self._socket.close()
+
     def _wait(self, events: int, timeout_s: float) -> int:
         """What of `events` (or an error or hang-up) came within `timeout_s`; 0 for nothing. `poll`, because a socket
         inherited from a large process may have a number that `select` can't take."""

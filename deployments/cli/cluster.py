@@ -52,7 +52,10 @@ class Cluster:
             proxy_location=config.proxy_location,
             drain_timeout_s=config.app.drain_timeout_s,
             ray_dashboard=ray.dashboard,
-            needs_gpu=any(model.device == "cuda" for model in config.app.models),
+            num_gpus={
+                device: max((m.tensor_parallel_size for m in config.app.models if m.device == device), default=0)
+                for device in ("cuda", "auto")
+            },
             events_fd=write_fd,
         )
         with log.open("wb") as out:

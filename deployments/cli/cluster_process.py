@@ -46,8 +46,8 @@ _ANY_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|OutOfMemory\w*): .+)
 class ClusterSettings:
     """What a cluster process is told. `address`: join that Ray cluster; None: start a private one in `folder`.
 
-    `ray_dashboard`: with Ray's own dashboard; `needs_gpu`: refuse a machine without one (private cluster only: others
-    may get their GPUs with demand).
+    `ray_dashboard`: with Ray's own dashboard; `num_gpus`: what the largest replica needs whose device is `cuda`,
+    or `auto`: refuse a machine with fewer (private cluster only: others may get their GPUs with demand).
     """
 
     folder: str
@@ -57,7 +57,7 @@ class ClusterSettings:
     proxy_location: str
     drain_timeout_s: float
     ray_dashboard: bool
-    needs_gpu: bool
+    num_gpus: dict[str, int]
     events_fd: int
 
     def dumps(self) -> str:
@@ -111,8 +111,7 @@ class ClusterProcess:
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(RunFolder(Path(settings.folder)).ray_path),
             )
-            if settings.needs_gpu:
-                require_gpu(ray.cluster_resources())  # type: ignore[no-untyped-call]
+            require_gpus(ray.cluster_resources(), **settings.num_gpus)  # type: ignore[no-untyped-call]
         self._stop_if_asked()
         self._tell("progress", "starting the HTTP proxy")
         serve.start(proxy_location=settings.proxy_location, http_options={"host": settings.host, "port": settings.port})
@@ -219,10 +218,15 @@ class ClusterProcess:
             self._events.write(json.dumps({"event": event, "text": text}) + "\n")
 
 
-def require_gpu(resources: Mapping[str, float]) -> None:
-    """Raises `SettingError` when Ray has found no GPU: replicas for `cuda` would wait for one for ever."""
-    if not resources.get("GPU"):
+def require_gpus(resources: Mapping[str, float], *, cuda: int, auto: int) -> None:
+    """Raises `SettingError` when Ray has found fewer GPUs than the largest replica takes, for which it would wait for
+    ever. `auto` is the CPU on a machine without any."""
+    num_gpus = int(resources.get("GPU", 0))
+    if cuda and not num_gpus:
         raise SettingError("--device", "cuda", "it needs a GPU, and this machine shows none; use auto or cpu")
+    largest = max(cuda, auto if num_gpus else 0)
+    if largest > num_gpus:
+        raise SettingError("--tensor-parallel-size", largest, f"this machine shows {num_gpus} GPUs")
 
 
 def check_listens(wanted: tuple[str, int], running: tuple[str, int]) -> None:

@@ -33,6 +33,7 @@ from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, p
 from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
 from replica.model.sampler import Sampler, next_token_logprobs
+from replica.model.shard_group import ALONE, ShardGroup
 from replica.model.support import LayerShape, Probe, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.weights import choose_device, load_weights
@@ -42,28 +43,37 @@ from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
 _NUM_TOP_LOGPROBS = 20
 
 
-def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig, *, progress: Progress) -> Runner:
-    """Load a prepared model, test it, size its KV cache and warm it up.
+def load_runner(
+    card: ModelCard,
+    config: ModelConfig,
+    scheduler: SchedulerConfig,
+    *,
+    progress: Progress,
+    group: ShardGroup = ALONE,
+) -> Runner:
+    """Load a prepared model, test it, size its KV cache and warm it up. In a `group` all processes do so in lockstep.
 
     Raises a `StartupError` that says what to change: files that can't be read, a model that would answer wrongly, a
     pool or context that doesn't fit.
     """
-    device = choose_device(config.device)
+    if config.tensor_parallel_size != group.size:
+        raise ValueError(f"{config.tensor_parallel_size} shards can't be held by {group.size} processes")
+    device = group.device or choose_device(config.device)
     if device.type == "cpu" and config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     progress(f"loading the weights of {card.name} on {device}")
-    model = load_weights(card, config, device)
+    model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
     layers = self_test(model)
     if config.batch_invariant:
         require_dense_layers(model)
     backend = make_backend(choose_backend(device=device, dtype=model.dtype, batch_invariant=config.batch_invariant))
     with _startup_memory_errors(device):
-        shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress)
+        shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress, group)
         pin_rope(model, shape.max_model_len)
         with torch.inference_mode():
             expected = warmup.dense_check(model, shape)
-            if device.type == "cpu":
+            if device.type == "cpu" and group.size == 1:
                 progress("packing the weights")
                 fuse_layers(model, layers, Probe(card.vocab_size, device))
                 pack_linears(model)
@@ -71,7 +81,7 @@ def load_runner(card: ModelCard, config: ModelConfig, scheduler: SchedulerConfig
             f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
             f"contexts up to {shape.max_model_len} tokens"
         )
-        runner = _build(model, layers, backend, shape, config, scheduler)
+        runner = _build(model, layers, backend, shape, config, scheduler, group)
         progress("warming up")
         with torch.inference_mode():
             warmup.check_through_pool(runner, expected, model.config.model_type)
@@ -88,11 +98,14 @@ def _build(
     shape: ModelShape,
     config: ModelConfig,
     scheduler: SchedulerConfig,
+    group: ShardGroup,
 ) -> Runner:
     # One block more than the scheduler knows of: what pads a tile is written there.
     num_blocks = shape.num_blocks + (1 if config.batch_invariant else 0)
     cache = KVCache(layers, num_blocks, shape.block_size, model.dtype, next(model.parameters()).device)
-    return Runner(model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant)
+    return Runner(
+        model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant, group=group
+    )
 
 
 def _fitting_shape(
@@ -103,6 +116,7 @@ def _fitting_shape(
     config: ModelConfig,
     scheduler: SchedulerConfig,
     progress: Progress,
+    group: ShardGroup,
 ) -> ModelShape:
     """Size the pool and the longest context by what the device can spare."""
     device = next(model.parameters()).device
@@ -118,13 +132,15 @@ def _fitting_shape(
     if device.type == "cuda":
         progress("measuring the memory of the largest step")
         free = warmup.spare_cuda_bytes(
-            lambda: _build(model, layers, backend, shape, config, scheduler), scheduler, config.gpu_memory_utilization
+            lambda: _build(model, layers, backend, shape, config, scheduler, group),
+            scheduler,
+            config.gpu_memory_utilization,
         )
     else:
-        free = cpu_kv_bytes()
-    pool = pool_size(config, layers, block_size, model.dtype, free)
+        free = cpu_kv_bytes() // group.size
+    pool = pool_size(config, layers, block_size, model.dtype, group.least(free))
     if device.type == "cpu":
-        require_cpu_memory(pool.num_blocks * block_size * pool.kv_bytes_per_token)
+        require_cpu_memory(pool.num_blocks * block_size * pool.kv_bytes_per_token * group.size)
     max_model_len = model_len_that_fits(config.max_model_len, card.max_position, pool, block_size)
     return replace(
         shape,
@@ -146,6 +162,7 @@ class Runner:
         num_lanes: int,
         *,
         batch_invariant: bool = False,
+        group: ShardGroup = ALONE,
     ) -> None:
         self._batch_invariant = batch_invariant
         self._model: PreTrainedModel | None = model
@@ -153,7 +170,7 @@ class Runner:
         self._backend = backend
         self._shape = shape
         self._device = next(model.parameters()).device
-        self._sampler = Sampler(num_lanes, shape.vocab_size, shape.eos_token_ids)
+        self._sampler = group.shared(Sampler(num_lanes, shape.vocab_size, shape.eos_token_ids))
         self._lane_tokens = LaneTokens(num_lanes, self._device)
 
     @property

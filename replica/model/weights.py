@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
 from replica.model.convert import first_line, quiet_transformers
 from replica.model.support import require_supported_config
+from replica.model.tensor_parallel.sharding import require_shardable
 from replica.model_card import ModelCard
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,19 +42,25 @@ def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
     return _DTYPES[setting]
 
 
-def load_weights(card: ModelCard, config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The model on `device`, in inference mode of its layers (no dropout), without gradients.
+def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num_shards: int = 1) -> PreTrainedModel:
+    """The model on `device`, in inference mode of its layers (no dropout), without gradients; or, of `num_shards`, the
+    one of this process's rank in torch.distributed, cut as transformers' own plan says.
 
-    Raises `ModelNotFound`, `ModelUnsupported` or `ResourceError`.
+    Raises `ModelNotFound`, `ModelUnsupported`, `ResourceError`, or `SettingError` for a number of shards that can't be.
     """
     dtype = choose_dtype(config.dtype, device)
     if not (Path(card.weights_dir) / "config.json").is_file():
         raise ModelNotFound(f"the weights of {card.name} are gone from {card.weights_dir}; prepare the model again")
     try:
         with quiet_transformers():
-            require_supported_config(AutoConfig.from_pretrained(card.weights_dir))
+            published = AutoConfig.from_pretrained(card.weights_dir)
+            require_supported_config(published)
+            placement: dict[str, Any] = {"device_map": {"": device}}
+            if num_shards > 1:
+                require_shardable(card.name, published, num_shards)
+                placement = {"distributed_config": DistributedConfig(tp_size=num_shards)}
             model = AutoModelForCausalLM.from_pretrained(
-                card.weights_dir, dtype=dtype, attn_implementation="eager", device_map={"": device}
+                card.weights_dir, dtype=dtype, attn_implementation="eager", **placement
             )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ResourceError(

@@ -28,7 +28,7 @@ ENVIRONMENT_READERS = ("deployments/cli/", "deployments/cli.py", "deployments/co
 """The command line and the one loader. Everything else gets its settings passed in."""
 
 ENVIRONMENT_EXCEPTIONS = {
-    "replica/engine_process.py": "hands the environment on to the engine process, with how its CPU threads wait",
+    "replica/child_process.py": "hands the environment on to our child processes, with how their CPU threads wait",
     "replica/model/cache_folder.py": "XDG_CACHE_HOME is the user's own choice for all programs, no setting of ours",
     "replica/model/fetch.py": "hands the environment on to pip, with its temporary folder changed",
 }

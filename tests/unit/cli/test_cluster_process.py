@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.cli.cluster_process import _init_ray, _progress, _reason, check_listens, require_gpu
+from deployments.cli.cluster_process import _init_ray, _progress, _reason, check_listens, require_gpus
 from replica.errors import SettingError, StartupError
 
 RETRYING = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -73,10 +73,19 @@ def test_a_serve_that_listens_where_wanted_is_taken() -> None:
 
 
 def test_cuda_on_a_machine_without_a_gpu_is_refused() -> None:
-    require_gpu({"CPU": 2.0, "GPU": 1.0})
+    require_gpus({"CPU": 2.0, "GPU": 1.0}, cuda=1, auto=0)
     for resources in ({"CPU": 2.0}, {"GPU": 0.0}):
         with pytest.raises(SettingError, match=r"^--device = 'cuda' is not allowed: it needs a GPU, and this machine"):
-            require_gpu(resources)
+            require_gpus(resources, cuda=1, auto=0)
+
+
+def test_a_replica_over_more_gpus_than_the_machine_has_is_refused() -> None:
+    require_gpus({"GPU": 2.0}, cuda=2, auto=2)
+    require_gpus({"GPU": 0.0}, cuda=0, auto=4)  # on the CPU
+    for shards in ({"cuda": 3, "auto": 1}, {"cuda": 0, "auto": 3}):
+        with pytest.raises(SettingError) as refused:
+            require_gpus({"GPU": 2.0}, **shards)
+        assert refused.value.message == "--tensor-parallel-size = 3 is not allowed: this machine shows 2 GPUs"
 
 
 def test_a_ray_that_cannot_start_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

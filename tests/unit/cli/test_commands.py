@@ -46,7 +46,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     [
         ("serve --max-model-len 0", "error: --max-model-len = 0 is not allowed: it must be at least 1"),
         ("serve --dtype int3", "error: --dtype = 'int3' is not allowed: it must be 'auto', 'float32', "),
-        ("serve --tensor-parallel-size 2", "error: --tensor-parallel-size = 2 is not allowed: only 1 is supported"),
+        ("serve --tensor-parallel-size 0", "error: --tensor-parallel-size = 0 is not allowed: it must be at least 1"),
         ("serve --metrics-port-range 8-9", "error: --metrics-port-range = '8-9' is not allowed: "),
         ("serve --host no.such.host.invalid", "error: --host no.such.host.invalid is no address of this machine"),
         ("serve --port many", "error: Invalid value for '--port': "),

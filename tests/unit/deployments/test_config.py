@@ -30,7 +30,7 @@ OTHER_VALUES: dict[str, Any] = {
     "block_size": 16,
     "num_threads": 3,
     "chat_template": "{{ messages }}",
-    "batch_invariant": True,
+    "tensor_parallel_size": 2,
     "download_dir": "models",
     "max_num_seqs": 7,
     "max_num_batched_tokens": 33,
@@ -70,8 +70,9 @@ def test_every_engine_setting_can_be_set_and_arrives_in_the_engine() -> None:
     engine = flat(ModelSettings(**OTHER_VALUES).engine_config(CPU, 1))
     settings = [f.name for kind in (ModelConfig, SchedulerConfig) for f in fields(kind)]
     settings += [f.name for f in fields(EngineConfig) if f.name not in ("model", "scheduler")]
-    assert sorted(OTHER_VALUES) == sorted(settings)
+    assert sorted([*OTHER_VALUES, "batch_invariant"]) == sorted(settings)
     assert {name: engine[name] for name in OTHER_VALUES} == OTHER_VALUES
+    assert flat(ModelSettings(batch_invariant=True).engine_config(CPU, 1))["batch_invariant"] is True
 
 
 def test_chunked_prefill_can_be_switched_off() -> None:
@@ -124,6 +125,13 @@ def test_a_gpu_replica_takes_one_gpu_unless_told_otherwise() -> None:
     assert parsed().engine_config(GPU, 1).model.num_threads is None
 
 
+def test_a_replica_split_over_gpus_takes_them_all_from_one_node() -> None:
+    split = parsed(tensor_parallel_size=4)
+    assert split.ray_resources(GPU, 1) == {"num_cpus": 1.0, "num_gpus": 4.0}
+    assert split.ray_resources(CPU, 2) == {"num_cpus": 4.0, "num_gpus": 0.0}
+    assert split.engine_config(GPU, 1).model.tensor_parallel_size == 4
+
+
 def test_clients_name_a_model_by_its_served_name() -> None:
     assert parsed(model="a/b").name == "a/b"
     assert parsed(model="a/b", served_model_name="chat").name == "chat"
@@ -140,8 +148,16 @@ def test_clients_name_a_model_by_its_served_name() -> None:
         ({"models": [{}, {"watermark": 1.5}]}, "models[1].watermark = 1.5 is not allowed: it must be less than 1"),
         ({"models": [{"watermark": float("nan")}]}, "models[0].watermark = nan is not allowed: a number from 0"),
         (
-            {"models": [{"tensor_parallel_size": 2}]},
-            "models[0].tensor_parallel_size = 2 is not allowed: only 1 is supported",
+            {"models": [{"tensor_parallel_size": 0}]},
+            "models[0].tensor_parallel_size = 0 is not allowed: it must be at least 1",
+        ),
+        (
+            {"models": [{"tensor_parallel_size": 2, "num_gpus": 1}]},
+            "models[0].num_gpus = 1.0 is not allowed: with tensor_parallel_size = 2 only as many, one for each shard",
+        ),
+        (
+            {"models": [{"tensor_parallel_size": 2, "batch_invariant": True}]},
+            "models[0].batch_invariant = True is not allowed: only with tensor_parallel_size = 1",
         ),
         ({"models": [{"replicas": 0}]}, "models[0].replicas = 0 is not allowed: it must be at least 1"),
         ({"models": [{}, {}]}, "models[1].served_model_name = 'embedded' is not allowed: one name a model on route /"),
