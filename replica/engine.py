@@ -1,10 +1,11 @@
 """The engine: continuous batching as a loop of plan -> execute -> commit -> emit.
 
-Each step: expire what waited too long; let the scheduler plan; run the plan on the model; commit what came out; hand
-all news over as one `EngineUpdate`. Requests come and go only between two steps. A step that fails is settled inside
-the step (`engine_recovery.py`: rows that fail alone end in an error, the rest is committed). A step that doesn't fit
-in device memory is rolled back, the newest sequence gives its blocks back, and the token limit is halved for a while.
-Only when the model can't run even one harmless token does `step` raise `EngineDead`.
+Each turn: expire what waited too long; let the scheduler plan; run the plan on the model; commit what came out; hand
+all news over as one `EngineUpdate`. On a device that works on its own the plan that runs is the one of the turn before
+(`engine_pipeline.py`). Requests come and go only between two turns. A step that fails is settled inside the turn
+(`engine_recovery.py`: rows that fail alone end in an error, the rest is committed). A step that doesn't fit in device
+memory is rolled back, the newest sequence gives its blocks back, and the token limit is halved for a while. Only when
+the model can't run even one harmless token does `step` raise `EngineDead`.
 
 One thread, no I/O, no clock and no random source of its own. Every sequence ends in `_ended`, whatever the reason.
 """
@@ -19,8 +20,8 @@ from typing import Any
 from replica.config import EngineConfig
 from replica.engine_api import EngineCommands, EngineUpdate
 from replica.engine_news import News
+from replica.engine_pipeline import Pipeline, Ran
 from replica.engine_rates import MemoryBrake, TokenRate
-from replica.engine_recovery import run_step
 from replica.errors import (
     BrimfulError,
     EngineDead,
@@ -29,7 +30,7 @@ from replica.errors import (
     QueueTimeout,
     StepFailed,
 )
-from replica.model.api import ModelRunner, OutOfDeviceMemory
+from replica.model.api import ModelRunner
 from replica.request import FinishReason, GenerationRequest, LoadReport
 from replica.request_check import check_request
 from replica.scheduler.budgets import budgets_of, changed
@@ -69,12 +70,14 @@ class Engine:
         self._replica_id = replica_id
         self._epoch = epoch
         self._scheduler = Scheduler(config.scheduler, runner.shape, check_invariants=config.check_invariants)
+        self._pipeline = Pipeline(self._scheduler, runner)
         self._sequences: dict[int, _Sequence] = {}
         self._requests: dict[str, dict[int, int]] = {}  # request id -> index -> live sequence id
         self._next_seq_id = 0
         self._news = News()
         self._num_reports = 0
         self._idle_since_s: float | None = clock()
+        self._handed_over_s = 0.0
         self._prefill_rate = TokenRate()
         self._decode_rate = TokenRate()
         self._brake = MemoryBrake(2 if config.scheduler.enable_chunked_prefill else runner.shape.max_model_len)
@@ -115,8 +118,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Some sequence isn't finished, or news wait to be handed over."""
-        return bool(self._sequences) or self._news.waiting
+        """Some sequence isn't finished, a step is in flight, or news wait to be handed over."""
+        return bool(self._sequences or self._pipeline) or self._news.waiting
 
     def step(self) -> EngineUpdate:
         """One turn of the loop. Raises `EngineDead`; `fail_all` then ends what is left."""
@@ -124,28 +127,26 @@ class Engine:
         for seq_id in self._scheduler.expire(started_s):
             timeout = QueueTimeout(f"waited longer than {self._limits.queue_timeout_s:g} s for a place")
             self._ended(seq_id, FinishReason.TIMEOUT, error=timeout.info())
-        plan = self._scheduler.plan(started_s)
-        if plan is None:
-            return self._update(None, started_s)
-        try:
-            result = run_step(self._runner, plan)
-        except OutOfDeviceMemory:
-            self._give_way(plan)
-            return self._update(None, started_s)
-        self._emit(self._scheduler.commit(plan, result, self._clock()))
+        ran = self._pipeline.advance(started_s, memory_is_short=self._brake.limit is not None)
+        if ran is None:
+            return self._update(started_s)
+        if ran.result is None:
+            self._give_way(ran.plan)
+            return self._update(started_s)
+        self._emit(self._scheduler.commit(ran.plan, ran.result, self._clock()))
         if self._brake.fitted(self._limits.max_num_batched_tokens):
             self._apply_limits()
-        return self._update(plan, started_s)
+        return self._update(started_s, ran)
 
     def idle_update(self) -> EngineUpdate:
         """A sign of life with a fresh load report, for an engine that has nothing to do."""
-        return self._update(None, self._clock())
+        return self._update(self._clock())
 
     def fail_all(self, error: EngineDead) -> EngineUpdate:
         """Ends every sequence with `error`: the last update of an engine that gives up."""
         for seq_id in list(self._sequences):
             self._ended(seq_id, FinishReason.ERROR, error=error.info())
-        return self._update(None, self._clock())
+        return self._update(self._clock())
 
     # ---- parts of it ----
 
@@ -240,15 +241,22 @@ class Engine:
             timings,
         )
 
-    def _update(self, plan: StepPlan | None, started_s: float) -> EngineUpdate:
-        """Hands all news over, with what the step cost and how loaded the replica is now."""
+    def _update(self, started_s: float, ran: Ran | None = None) -> EngineUpdate:
+        """Hands all news over, with what the step cost and how loaded the replica is now.
+
+        A step lasts from its planning to its end, less the time that the step before it took of that: where steps
+        overlap, a second counts once.
+        """
         now_s = self._clock()
         idle_s = 0.0 if self._idle_since_s is None else max(0.0, started_s - self._idle_since_s)
-        self._idle_since_s = None if self._sequences else now_s if plan is not None else started_s
-        step_s = now_s - started_s
+        is_busy = self._sequences or self._pipeline
+        self._idle_since_s = None if is_busy else started_s if ran is None else now_s
+        plan, begun_s = (None, started_s) if ran is None else (ran.plan, max(ran.begun_s, self._handed_over_s))
+        step_s = now_s - begun_s
         stats = self._scheduler.stats(plan, now_s, step_s=step_s, idle_s=idle_s)
         self._prefill_rate.add(stats.num_prefill_tokens + stats.num_recomputed_tokens, step_s)
         self._decode_rate.add(stats.num_decode_tokens, step_s)
+        self._handed_over_s = now_s
         news, self._news = self._news, News()
         return news.as_update(now_s, stats, self._report(now_s))
 

@@ -12,7 +12,8 @@ class StepStats:
     Tokens planned split into prefill, decode and recomputed (work that a preemption threw away); `token_budget` is the
     limit they were planned under (without a step: the one in force). Blocks: held + cached_free + free = total.
     `num_waiting_by_reason`: what stopped admission: one of `budget`, `seqs`, `blocks`, `long_prefill` for every waiting
-    sequence. `prefix_*` are in tokens. Times in seconds.
+    sequence. `prefix_*` are in tokens. Times in seconds; `step_s` is from the step's planning to its end, less what the
+    step before it took of that time (two may overlap), so that all steps together last as long as the engine works.
     """
 
     step: int

@@ -27,6 +27,10 @@ class ConstantModel:
 
     shape: ModelShape
 
+    @property
+    def is_async(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         return FakeStep(StepResult(plan.step, [1 if samples else PENDING_TOKEN for samples in plan.samples]))
 
@@ -49,6 +53,10 @@ class VirtualEngine:
         self._engine = Engine(
             config, self, clock=lambda: self._now_s, random_seed=lambda: 0, replica_id="virtual", epoch="0"
         )
+
+    @property
+    def is_async(self) -> bool:
+        return False
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         """As its engine's `ModelRunner`: the model's step, and its time."""

@@ -52,14 +52,18 @@ class InFlightStep(Protocol):
 class ModelRunner(Protocol):
     """Runs one ragged forward a step. Owns weights, KV tensors and per-lane sampling state; schedules nothing.
 
-    `submit` may return before the device is done (then the next plan can be made meanwhile); steps run in the order
-    of submission, and each result has lists of its own. Running the same plan again (after an exception) writes the
-    same KV and draws the same tokens.
+    `is_async`: `submit` returns before the device is done, so that the next plan is made and submitted meanwhile, and
+    `result` waits for its own step only. Steps run in the order of submission, each result has lists of its own, and a
+    result may never be asked for. `submit` has read all of the plan, also the live block tables, when it returns.
+    Running the same plan again (after an exception) writes the same KV and draws the same tokens.
     Raises `OutOfDeviceMemory` from `submit` or `result`; any other exception means that some row of the plan is poison.
     """
 
     @property
     def shape(self) -> ModelShape: ...
+
+    @property
+    def is_async(self) -> bool: ...
 
     def submit(self, plan: StepPlan) -> InFlightStep: ...
 

@@ -31,8 +31,9 @@ class FakeStep:
 class FakeModel:
     """`eos_ratio`: how often a token is EOS. Faults: a chunk with `poison_token` makes the step raise, a context with
     `nan_token` has non-finite logits (which show only where a row samples), every `oom_every`-th step runs out of
-    memory. `late`: faults show in `result`, not in `submit`. `samples`: what each lane sampled, by the number of the
-    draw: what `PENDING_TOKEN` stands for."""
+    memory. `late`: faults show in `result`, not in `submit`. `is_async`: what it says of itself, although a step is
+    done on return: a device that is very fast (`late.py` has the slow one). `samples`: what each lane sampled, by the
+    number of the draw: what `PENDING_TOKEN` stands for."""
 
     shape: ModelShape
     eos_ratio: float = 0.0
@@ -40,6 +41,7 @@ class FakeModel:
     nan_token: int | None = None
     oom_every: int = 0
     late: bool = False
+    is_async: bool = False
     num_submitted: int = 0
     closed: bool = False
     samples: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
@@ -100,7 +102,8 @@ class FakeModel:
         raise ValueError("every token is banned")
 
     def _run(self, plan: StepPlan) -> StepResult:
-        if self.poison_token is not None and self.poison_token in plan.token_ids:
+        token_ids = self._known_tokens(plan)
+        if self.poison_token is not None and self.poison_token in token_ids:
             raise RuntimeError("the fake model was told to raise on this token")
         for lane in plan.left:
             self._lanes.pop(lane, None)
@@ -108,7 +111,7 @@ class FakeModel:
             self._lanes[joined.lane] = joined
         tokens, failed, offset = [], {}, 0
         for row, num_tokens in enumerate(plan.num_tokens):
-            chunk = plan.token_ids[offset : offset + num_tokens]
+            chunk = token_ids[offset : offset + num_tokens]
             offset += num_tokens
             context = self._write_and_read(plan, row, chunk)
             if plan.samples[row] and self.nan_token in context:
@@ -117,11 +120,19 @@ class FakeModel:
         self.samples.update(zip(zip(plan.lanes, plan.output_index, strict=True), tokens, strict=True))
         return StepResult(plan.step, tokens, failed)
 
+    def _known_tokens(self, plan: StepPlan) -> list[int]:
+        """The plan's tokens, with those filled in that the step before sampled."""
+        token_ids, end = plan.token_ids.copy(), 0
+        for row, num_tokens in enumerate(plan.num_tokens):
+            end += num_tokens
+            if token_ids[end - 1] == PENDING_TOKEN:
+                token_ids[end - 1] = self.samples[plan.lanes[row], plan.output_index[row] - 1]
+        return token_ids
+
     def _write_and_read(self, plan: StepPlan, row: int, chunk: list[int]) -> list[int]:
         table, start, size = plan.block_tables[row], plan.starts[row], self.shape.block_size
         for position, token in enumerate(chunk, start):
-            known = self.samples[plan.lanes[row], plan.output_index[row] - 1] if token == PENDING_TOKEN else token
-            self._slots[table[position // size]][position % size] = known
+            self._slots[table[position // size]][position % size] = token
         context = [self._slots[table[p // size]][p % size] for p in range(start + len(chunk))]
         read = [token for token in context if token is not None]
         assert len(read) == len(context), f"row {row} reads a slot that was never written"

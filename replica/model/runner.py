@@ -181,6 +181,10 @@ class Runner:
     def is_async(self) -> bool:
         return self._device.type == "cuda"
 
+    @property
+    def is_async(self) -> bool:
+        return self._device.type == "cuda"
+
     def submit(self, plan: StepPlan) -> InFlight:
         """Start the step; on the CPU it is done on return."""
         for joined in plan.joined:

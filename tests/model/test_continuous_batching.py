@@ -32,6 +32,10 @@ class PlanRecorder:
     def shape(self) -> ModelShape:
         return self.runner.shape
 
+    @property
+    def is_async(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         self.rows.append(list(plan.seq_ids))
         self.num_tokens.append(len(plan.token_ids))

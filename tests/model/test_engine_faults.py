@@ -33,6 +33,10 @@ class FaultyRunner:
     def shape(self) -> ModelShape:
         return self.runner.shape
 
+    @property
+    def is_async(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         self.num_steps += 1
         if self.oom_every and self.num_steps % self.oom_every == 0:

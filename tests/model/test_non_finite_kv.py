@@ -29,6 +29,10 @@ class SickRunner:
     def shape(self) -> ModelShape:
         return self.runner.shape
 
+    @property
+    def is_async(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         step = self.runner.submit(plan)
         if self.is_sick:

@@ -33,6 +33,10 @@ class TimedModel:
     def shape(self) -> ModelShape:
         return SHAPE
 
+    @property
+    def is_async(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         self.steps.append((self.now_s, tuple(plan.starts), tuple(plan.num_tokens)))
         self.now_s += COST.of_plan(plan)
