@@ -24,7 +24,7 @@ def run_step(runner: ModelRunner, plan: StepPlan) -> StepResult:
     and `EngineDead` (not even a harmless row runs)."""
     try:
         return runner.submit(plan).result()
-    except OutOfDeviceMemory:
+    except (OutOfDeviceMemory, EngineDead):
         raise
     except Exception:  # noqa: BLE001 - whatever a forward raises is settled here
         _log.exception("step %d failed with %d rows; looking for the rows at fault", plan.step, len(plan))
@@ -44,7 +44,7 @@ def _run_rows(
     """Fills in the tokens and failures of `rows`."""
     try:
         result = runner.submit(plan.select(rows)).result()
-    except OutOfDeviceMemory:
+    except (OutOfDeviceMemory, EngineDead):
         raise
     except Exception as error:  # noqa: BLE001 - see run_step
         if len(rows) == 1:
@@ -75,7 +75,7 @@ def _probe(runner: ModelRunner, plan: StepPlan) -> None:
     )
     try:
         runner.submit(harmless).result()
-    except OutOfDeviceMemory:
+    except (OutOfDeviceMemory, EngineDead):
         raise
     except Exception as error:
         raise EngineDead("the model can't compute any more") from error
