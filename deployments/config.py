@@ -79,9 +79,9 @@ class ModelSettings(Settings):
     chat_template: str | None = Field(
         default=None, description="file with a Jinja chat template, or the template [model's]"
     )
-    batch_invariant: bool | None = Field(
-        default=None, description="one kernel for all row counts: slower, exact repeats"
-    )
+    attention_backend: str = Field(default="auto", description="how attention is computed [the fastest that serves]")
+    enforce_eager: bool | None = Field(default=None, description="no captured graphs for decodes; cuda only")
+    batch_invariant: bool | None = Field(default=None, description="one kernel for all widths: slow, exact repeats")
     download_dir: str | None = Field(default=None, description="folder for prepared models [the user's cache]")
 
     max_num_seqs: int | None = Field(default=None, ge=1, description="sequences in one step [256 cuda, 64 cpu]")
@@ -129,7 +129,7 @@ class ModelSettings(Settings):
     def check_unused(self, device: str) -> None:
         """Raises `SettingError` for a setting that would change nothing on `device` (`auto`: not known yet), or with
         this model."""
-        for name, only_on in (("gpu_memory_utilization", "cuda"), ("num_threads", "cpu")):
+        for name, only_on in (("gpu_memory_utilization", "cuda"), ("enforce_eager", "cuda"), ("num_threads", "cpu")):
             if getattr(self, name) is not None and device not in ("auto", only_on):
                 raise SettingError(name, getattr(self, name), f"only on device {only_on}, and this model's is {device}")
         if self.tensor_parallel_size > 1 and self.num_gpus not in (None, self.tensor_parallel_size):

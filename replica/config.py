@@ -113,6 +113,10 @@ SCHEDULER_RANGES: dict[str, SettingRange] = {
 """Of each setting by itself. What settings forbid each other is checked after that."""
 
 
+ATTENTION_BACKENDS = ("auto", "varlen", "triton", "pool", "gather", "reference", "tiles")
+"""Which of them can serve depends on device, model and machine: said when the model is loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model, where and how it is held.
@@ -122,7 +126,8 @@ class ModelConfig:
     what the KV pool holds. `num_blocks` None: from memory (`gpu_memory_utilization` of the GPU, or
     `kv_cache_memory_bytes`). `block_size` None: what the attention backend likes. `num_threads` None: all cores (CPU
     only). `tensor_parallel_size`: devices of one machine that hold the model together; memory settings are then those
-    of each, `num_threads` that of all.
+    of each, `num_threads` that of all. `attention_backend` `auto`: the fastest that serves this model on its device.
+    `enforce_eager`: decode steps run kernel by kernel instead of as captured graphs (CUDA only).
     """
 
     model: str = "embedded"
@@ -136,6 +141,8 @@ class ModelConfig:
     block_size: int | None = None
     num_threads: int | None = None
     chat_template: str | None = None
+    attention_backend: str = "auto"
+    enforce_eager: bool = False
     batch_invariant: bool = False
     tensor_parallel_size: int = 1
     download_dir: str | None = None
@@ -149,7 +156,10 @@ class ModelConfig:
         share.check("gpu_memory_utilization", self.gpu_memory_utilization)
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_blocks", "block_size", "num_threads"):
             OPTIONAL_COUNT.check(name, getattr(self, name))
-        SWITCH.check("batch_invariant", self.batch_invariant)
+        if self.attention_backend not in ATTENTION_BACKENDS:
+            raise SettingError("attention_backend", self.attention_backend, " or ".join(ATTENTION_BACKENDS))
+        for name in ("enforce_eager", "batch_invariant"):
+            SWITCH.check(name, getattr(self, name))
         COUNT.check("tensor_parallel_size", self.tensor_parallel_size)
         if self.batch_invariant and self.tensor_parallel_size > 1:
             raise SettingError("batch_invariant", True, "only with tensor_parallel_size = 1")

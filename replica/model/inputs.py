@@ -56,14 +56,18 @@ class StepInputs:
     layout: StepLayout
 
 
-def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
-    """Raises IndexError when a block table is shorter than its row's context (an error of the plan)."""
+def build_inputs(plan: StepPlan, block_size: int, device: torch.device, num_blocks: int | None = None) -> StepInputs:
+    """Raises IndexError when a block table is shorter than its row's context, or names a block that a pool of
+    `num_blocks` hasn't (errors of the plan: compiled kernels would read and write elsewhere)."""
     starts = np.array(plan.starts, dtype=np.int64)
     num_tokens = np.array(plan.num_tokens, dtype=np.int64)
     context_lens = starts + num_tokens
     ends = np.cumsum(num_tokens)
     offsets = ends - num_tokens
     tables = _used_tables(plan.block_tables, context_lens, block_size)
+    blocks = np.array([block for table in tables for block in table], dtype=np.int64)
+    if num_blocks is not None and len(blocks) and blocks.max() >= num_blocks:
+        raise IndexError(f"the plan names block {blocks.max()} of a pool of {num_blocks}")
     token_ids = np.array(plan.token_ids, dtype=np.int64)
     rows = np.repeat(np.arange(len(plan)), num_tokens)
     positions = np.arange(len(token_ids)) - offsets[rows] + starts[rows]
@@ -77,7 +81,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         offsets=offsets,
         context_lens=context_lens,
         block_tables=tables,
-        slot_blocks=to_device(_slot_blocks(positions, rows, tables, block_size), device),
+        slot_blocks=to_device(_slot_blocks(positions, rows, tables, blocks, block_size), device),
         slot_places=to_device(positions % block_size, device),
         fresh_blocks=to_device(_fresh_blocks(starts, context_lens, tables, block_size), device),
     )
@@ -102,12 +106,14 @@ def _used_tables(block_tables: list[list[int]], context_lens: IntArray, block_si
     return tables
 
 
-def _slot_blocks(positions: IntArray, rows: IntArray, tables: list[list[int]], block_size: int) -> IntArray:
+def _slot_blocks(
+    positions: IntArray, rows: IntArray, tables: list[list[int]], blocks: IntArray, block_size: int
+) -> IntArray:
+    """`blocks`: the tables one after the other."""
     widths = np.array([len(table) for table in tables], dtype=np.int64)
-    flat = np.array([block for table in tables for block in table], dtype=np.int64)
     first = np.cumsum(widths) - widths
-    blocks: IntArray = flat[first[rows] + positions // block_size]
-    return blocks
+    found: IntArray = blocks[first[rows] + positions // block_size]
+    return found
 
 
 def _fresh_blocks(starts: IntArray, context_lens: IntArray, tables: list[list[int]], block_size: int) -> IntArray:

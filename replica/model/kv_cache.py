@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 import torch
@@ -19,11 +20,23 @@ from torch import Tensor
 
 from replica.config import ModelConfig
 from replica.errors import ResourceError
-from replica.model.inputs import StepLayout
 from replica.model.support import LayerShape
 
 _CPU_MAX_BYTES = 2 << 30
 _CPU_MEMORY_SHARE = 0.25
+
+
+class Slots(Protocol):
+    """Where a step's tokens go, [T] each, and which blocks it enters without filling them."""
+
+    @property
+    def slot_blocks(self) -> Tensor: ...
+
+    @property
+    def slot_places(self) -> Tensor: ...
+
+    @property
+    def fresh_blocks(self) -> Tensor: ...
 
 
 class KVCache:
@@ -40,12 +53,17 @@ class KVCache:
         self.keys = [allocate(layer, layer.head_size) for layer in layers]
         self.values = [allocate(layer, layer.value_size) for layer in layers]
 
-    def write(self, layer: int, key: Tensor, value: Tensor, layout: StepLayout) -> None:
+    def write(self, layer: int, key: Tensor, value: Tensor, layout: Slots) -> None:
         """Put `key` [kv_heads, T, D] and `value` [kv_heads, T, Dv] into the step's slots."""
         for cache, new in ((self.keys[layer], key), (self.values[layer], value)):
             if layout.fresh_blocks.numel():
                 cache.index_fill_(0, layout.fresh_blocks, 0.0)
             cache[layout.slot_blocks, :, layout.slot_places] = new.transpose(0, 1).to(cache.dtype)
+
+    def clear(self, block: int) -> None:
+        """Make it zero in all layers."""
+        for cache in (*self.keys, *self.values):
+            cache[block] = 0
 
     def release(self) -> None:
         """Give the memory back; the cache is unusable afterwards."""

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from replica.model.inputs import IntArray
+from replica.model.transfers import to_device
 
 _DEPTH = 3
 """Plans in flight and one before."""
 
 
 class LaneTokens:
+    """`tokens` [lanes * 3] stays where it is."""
+
     def __init__(self, num_lanes: int, device: torch.device) -> None:
-        self._tokens = torch.zeros(_DEPTH, num_lanes, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(_DEPTH * num_lanes, dtype=torch.int64, device=device)
 
     def keep(self, lanes: Sequence[int], numbers: Sequence[int], tokens: Tensor) -> None:
         """`tokens` [R] are the draws with these numbers in these lanes."""
-        self._tokens[self._places(lanes, numbers)] = tokens
+        self.tokens[to_device(self.places(lanes, numbers), self.tokens.device)] = tokens
 
     def find(self, lanes: Sequence[int], numbers: Sequence[int]) -> Tensor:
         """The draws [R] with these numbers, which are among the last three of their lanes."""
-        return self._tokens[self._places(lanes, numbers)]
+        return self.tokens[to_device(self.places(lanes, numbers), self.tokens.device)]
 
-    def _places(self, lanes: Sequence[int], numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        depths, places = torch.tensor([[number % _DEPTH for number in numbers], lanes]).to(self._tokens.device)
-        return depths, places
+    def places(self, lanes: Sequence[int], numbers: Sequence[int]) -> IntArray:
+        """Where these draws are in `tokens`."""
+        places: IntArray = np.array(lanes, dtype=np.int64) * _DEPTH + np.array(numbers, dtype=np.int64) % _DEPTH
+        return places

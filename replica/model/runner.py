@@ -22,25 +22,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from replica.config import ModelConfig, SchedulerConfig
-from replica.errors import NonFiniteLogits, ResourceError
+from replica.errors import ResourceError
 from replica.model import warmup
 from replica.model.api import ModelShape, OutOfDeviceMemory, Progress
-from replica.model.attention.backend import AttentionBackend, choose_backend, make_backend
-from replica.model.attention.interface import attention_step
+from replica.model.attention.backend import AttentionBackend
+from replica.model.attention.choice import choose_attention
+from replica.model.attention.interface import AttentionStep, attention_step
+from replica.model.attention.paged import PagedBackend
 from replica.model.fused_layer import fuse_layers
+from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
+from replica.model.in_flight import InFlight, device_errors
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, pool_size, require_cpu_memory
 from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
-from replica.model.sampler import Sampler, next_token_logprobs
+from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
 from replica.model.support import LayerShape, Probe, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
+from replica.model.transfers import to_device
 from replica.model.weights import choose_device, load_weights
 from replica.model_card import ModelCard
-from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
-
-_NUM_TOP_LOGPROBS = 20
+from replica.scheduler.plan import StepPlan
 
 
 def load_runner(
@@ -50,8 +53,10 @@ def load_runner(
     *,
     progress: Progress,
     group: ShardGroup = ALONE,
+    capture: GraphCapture | None = None,
 ) -> Runner:
     """Load a prepared model, test it, size its KV cache and warm it up. In a `group` all processes do so in lockstep.
+    `capture` records decode steps; None: the device's own way, which the CPU has none of.
 
     Raises a `StartupError` that says what to change: files that can't be read, a model that would answer wrongly, a
     pool or context that doesn't fit.
@@ -67,7 +72,17 @@ def load_runner(
     layers = self_test(model)
     if config.batch_invariant:
         require_dense_layers(model)
-    backend = make_backend(choose_backend(device=device, dtype=model.dtype, batch_invariant=config.batch_invariant))
+    backend = choose_attention(
+        layers,
+        model.dtype,
+        device,
+        progress,
+        setting=config.attention_backend,
+        block_size=config.block_size,
+        batch_invariant=config.batch_invariant,
+    )
+    if capture is None and device.type == "cuda" and group.size == 1 and not config.enforce_eager:
+        capture = CudaCapture()
     with _startup_memory_errors(device):
         shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress, group)
         pin_rope(model, shape.max_model_len)
@@ -88,6 +103,8 @@ def load_runner(
             if config.batch_invariant:
                 require_invariance(card.name, runner.logits, card.vocab_size, runner.shape.num_blocks)
             runner.submit(warmup.peak_plan(runner.shape, scheduler)).result()
+            if capture is not None:
+                runner.capture(capture, progress)
     return runner
 
 
@@ -100,9 +117,8 @@ def _build(
     scheduler: SchedulerConfig,
     group: ShardGroup,
 ) -> Runner:
-    # One block more than the scheduler knows of: what pads a tile is written there.
-    num_blocks = shape.num_blocks + (1 if config.batch_invariant else 0)
-    cache = KVCache(layers, num_blocks, shape.block_size, model.dtype, next(model.parameters()).device)
+    # One block more than the scheduler knows of: what pads a tile or a captured step is written there.
+    cache = KVCache(layers, shape.num_blocks + 1, shape.block_size, model.dtype, next(model.parameters()).device)
     return Runner(
         model, cache, backend, shape, scheduler.max_num_seqs, batch_invariant=config.batch_invariant, group=group
     )
@@ -172,6 +188,8 @@ class Runner:
         self._device = next(model.parameters()).device
         self._sampler = group.shared(Sampler(num_lanes, shape.vocab_size, shape.eos_token_ids))
         self._lane_tokens = LaneTokens(num_lanes, self._device)
+        self._num_lanes = num_lanes
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def shape(self) -> ModelShape:
@@ -181,52 +199,59 @@ class Runner:
     def is_async(self) -> bool:
         return self._device.type == "cuda"
 
-    @property
-    def is_async(self) -> bool:
-        return self._device.type == "cuda"
+    def capture(self, capture: GraphCapture, progress: Progress) -> None:
+        """Record decode steps, where backend and model allow it: `progress` says why not."""
+        if self._batch_invariant or not isinstance(self._backend, PagedBackend):
+            progress("decode steps are not captured: this attention backend prepares each step anew")
+            return
+        graphs = DecodeGraphs(self._run, self._backend, self._cache, self._lane_tokens, self._shape, self._num_lanes)
+        self._graphs = captured(graphs, capture, self._forward, progress)
 
     def submit(self, plan: StepPlan) -> InFlight:
         """Start the step; on the CPU it is done on return."""
         for joined in plan.joined:
             self._sampler.join(joined)
-        with _device_errors(), torch.inference_mode():
+        with device_errors(), torch.inference_mode():
             logits = self.logits(plan)
             return InFlight(plan, *self._sample(plan, logits), logits)
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the forward and return float32 logits [sum of num_logits, V], rows in plan order."""
+        if self._graphs is not None and (replayed := self._graphs.logits(plan)) is not None:
+            return replayed
         if not self._batch_invariant:
             return self._forward(plan)
         return torch.cat([self._forward(tile) for tile in tile_plans(plan, self._shape.num_blocks)])
 
     def _forward(self, plan: StepPlan) -> Tensor:
-        if self._model is None:
-            raise RuntimeError("the runner is closed")
-        inputs = build_inputs(plan, self._cache.block_size, self._device)
+        inputs = build_inputs(plan, self._cache.block_size, self._device, self._cache.num_blocks)
         if inputs.pending.numel():
             pending = self._lane_tokens.find(inputs.pending_lanes, inputs.pending_draws)
             inputs.token_ids[inputs.pending] = pending
         wanted = keep = inputs.logits_rows
         if self._batch_invariant and wanted.numel():
             keep = torch.arange(len(plan.token_ids), device=self._device)
-        step = self._backend.prepare(inputs.layout, self._cache)
+        logits = self._run(inputs.token_ids, inputs.positions, self._backend.prepare(inputs.layout, self._cache), keep)
+        return logits if keep is wanted else logits[wanted]
+
+    def _run(self, token_ids: Tensor, positions: Tensor, step: AttentionStep, keep: Tensor | int = 0) -> Tensor:
+        """The model's forward: float32 logits at the places `keep`; 0: at all."""
+        if self._model is None:
+            raise RuntimeError("the runner is closed")
         with attention_step(step):
             output: Any = self._model(
-                input_ids=inputs.token_ids[None],
-                position_ids=inputs.positions[None],
-                use_cache=False,
-                logits_to_keep=keep,
+                input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
             )
         logits: Tensor = output.logits[0].float()
-        return logits if keep is wanted else logits[wanted]
+        return logits
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[int], Tensor, Tensor]:
         rows = [row for row, samples in enumerate(plan.samples) if samples]
         if not rows:
-            nothing = torch.empty(0, dtype=torch.int64)
+            nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return rows, nothing, nothing.bool()
         last = np.cumsum(plan.num_logits)[rows] - 1
-        chosen = logits if len(rows) == len(logits) else logits[torch.from_numpy(last).to(self._device)]
+        chosen = logits if len(rows) == len(logits) else logits[to_device(last, self._device)]
         tokens, sound = self._sampler.sample(chosen, plan, rows)
         numbers = [plan.output_index[row] for row in rows]
         self._lane_tokens.keep([plan.lanes[row] for row in rows], numbers, tokens)
@@ -235,57 +260,10 @@ class Runner:
     def close(self) -> None:
         """Give weights and KV cache back."""
         self._model = None
+        self._graphs = None
         self._cache.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-class InFlight:
-    """A step whose tokens may still be on the device."""
-
-    def __init__(self, plan: StepPlan, rows: list[int], tokens: Tensor, sound: Tensor, logits: Tensor) -> None:
-        self._plan = plan
-        self._rows = rows
-        self._tokens = tokens
-        self._sound = sound
-        # Kept only where log-probabilities are due: logits of a step are large.
-        self._logits = logits if any(count > 1 for count in plan.num_logits) else None
-
-    def result(self) -> StepResult:
-        """Waits for the device."""
-        plan = self._plan
-        with _device_errors():
-            tokens, sound = self._tokens.tolist(), self._sound.tolist()
-        token_ids = [PENDING_TOKEN] * len(plan)
-        failed: dict[int, str] = {}
-        for row, token, is_sound in zip(self._rows, tokens, sound, strict=True):
-            token_ids[row] = token
-            if not is_sound:
-                failed[row] = NonFiniteLogits.code
-        return StepResult(plan.step, token_ids, failed, self._logprobs(token_ids))
-
-    def _logprobs(self, token_ids: list[int]) -> dict[int, list[tuple[float, list[tuple[int, float]]]]]:
-        """For rows that asked for more than their last position."""
-        if self._logits is None:
-            return {}
-        plan = self._plan
-        ends, logits_ends = np.cumsum(plan.num_tokens), np.cumsum(plan.num_logits)
-        found = {}
-        for row, count in enumerate(plan.num_logits):
-            if count > 1:
-                known: list[int | None] = list(plan.token_ids[ends[row] - count + 1 : ends[row]])
-                known.append(token_ids[row] if plan.samples[row] else None)
-                logits = self._logits[logits_ends[row] - count : logits_ends[row]]
-                found[row] = next_token_logprobs(logits, known, _NUM_TOP_LOGPROBS)
-        return found
-
-
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfDeviceMemory(str(error).splitlines()[0] if str(error) else "out of memory") from error
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from replica.model.inputs import IntArray
+from replica.model.transfers import to_device
 from replica.scheduler.plan import JoinedSequence, StepPlan
 
 GREEDY_TEMPERATURE = 1e-5
@@ -97,8 +98,7 @@ class Sampler:
         masked = [(line, plan.token_masks[row]) for line, row in enumerate(rows) if row in plan.token_masks]
         for line, mask in masked:
             allowed = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=self._vocab_size, bitorder="little")
-            forbidden = torch.from_numpy(allowed == 0).to(logits.device)
-            logits[line].masked_fill_(forbidden, float("-inf"))
+            logits[line].masked_fill_(to_device(allowed == 0, logits.device), float("-inf"))
         return bool(early.size or masked)
 
     def _draw(
@@ -109,19 +109,27 @@ class Sampler:
         uniform = uniform_draws(self._seed[lanes], numbers)
         top_k, top_p = self._top_k[lanes], self._top_p[lanes]
         plain = (top_k[drawn] == 0) & (top_p[drawn] >= 1.0)
-        for lines, choose in ((drawn[plain], _choose), (drawn[~plain], _choose_filtered)):
+        few = (top_k[drawn] > 0) & (top_k[drawn] <= _NUCLEUS_WIDTH)
+        rest = drawn[~plain & ~few]
+        for lines, choose in ((drawn[plain], _choose), (drawn[few], _choose_of_few), (rest, _choose_filtered)):
             if not lines.size:
                 continue
-            index = torch.from_numpy(lines).to(device)
-            temperature = torch.from_numpy(self._temperature[lanes[lines]]).to(device, torch.float32)
+            index = to_device(lines, device)
+            temperature = to_device(self._temperature[lanes[lines]].astype(np.float32), device)
             # The best logit becomes 0 before the division, so that a small temperature can't overflow.
             scores = (logits[index] - best[index, None]) / temperature[:, None]
-            parameters = [torch.from_numpy(column[lines]).to(device) for column in (uniform, top_k, top_p)]
+            parameters = [to_device(column[lines], device) for column in (uniform, top_k, top_p)]
             tokens[index] = choose(scores.nan_to_num_(nan=0.0, posinf=0.0), *parameters)
 
 
 def _choose(scores: Tensor, uniform: Tensor, _top_k: Tensor, _top_p: Tensor) -> Tensor:
     return _invert(torch.softmax(scores, dim=-1).double().cumsum(dim=-1), uniform)
+
+
+def _choose_of_few(scores: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """For 0 < `top_k` <= `_NUCLEUS_WIDTH`."""
+    order = scores.topk(min(_NUCLEUS_WIDTH, scores.shape[-1]), dim=-1)
+    return _choose_sorted(order.values, order.indices, uniform, uniform, top_k, top_p)
 
 
 def _choose_filtered(scores: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -132,6 +140,10 @@ def _choose_filtered(scores: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tens
     tokens = _choose_sorted(order.values, order.indices, total, uniform, top_k, top_p)
     reached = order.values.double().exp().sum(dim=-1) >= top_p * total
     enough = torch.where(top_k > 0, top_k <= width, reached & (top_p < 1.0))
+    if scores.device.type == "cuda":
+        # To ask which rows need it would mean to wait for the whole step: sort them all.
+        values, indices = scores.sort(dim=-1, descending=True, stable=True)
+        return torch.where(enough, tokens, _choose_sorted(values, indices, total, uniform, top_k, top_p))
     wide = torch.nonzero(~enough).flatten()
     if wide.numel():
         values, indices = scores[wide].sort(dim=-1, descending=True, stable=True)
@@ -142,7 +154,8 @@ def _choose_filtered(scores: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tens
 def _choose_sorted(
     values: Tensor, indices: Tensor, total: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor
 ) -> Tensor:
-    """`values`, `indices` [R, W]: the best tokens, falling; `total` [R]: sum of exp over the whole row."""
+    """`values`, `indices` [R, W]: the best tokens, falling; `total` [R]: sum of exp over the whole row, which only rows
+    without `top_k` look at."""
     weights = values.double().exp()
     rank = torch.arange(values.shape[-1], device=values.device)
     limited = top_k > 0

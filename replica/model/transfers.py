@@ -31,7 +31,7 @@ class HostCopy:
         if tensor.device.type == "cuda":
             self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._copy.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def result(self) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -60,6 +61,14 @@ def check_through_pool(runner: WarmRunner, expected: Tensor, name: str) -> None:
         plan.num_logits[0] = end - start
         parts.append(runner.logits(plan))
     require_equal_logits(name, torch.cat(parts).to(expected.dtype), expected)
+
+
+def decode_check_plan(shape: ModelShape, num_rows: int) -> StepPlan:
+    """A decode step after `check_through_pool`: its sequence's last token, in every row."""
+    tokens = _check_tokens(shape).tolist()
+    table = list(range(-(-len(tokens) // shape.block_size)))
+    plan = _plan([table] * num_rows, [len(tokens) - 1] * num_rows, [1] * num_rows, tokens[-1:] * num_rows)
+    return replace(plan, samples=[False] * num_rows)
 
 
 def peak_plan(shape: ModelShape, scheduler: SchedulerConfig) -> StepPlan:

@@ -1,16 +1,14 @@
-"""The contract of attention backends, and their registry.
+"""The contract of attention backends, and those that run anywhere by name. Which one serves is said in `choice.py`.
 
 A backend turns a step's layout into what its kernels need once (`prepare`), then computes every layer (`attend`): write
-the new K and V into the pool, attend to it. To add one: implement `AttentionBackend`, add it to `_BACKENDS`, and run
-tests/model/test_attention.py, which holds all backends against the same oracle.
+the new K and V into the pool, attend to it. To add one: implement `AttentionBackend`, add it to the candidates in
+`choice.py`, and run tests/model/test_attention.py, which holds all backends against the same oracle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
-
-import torch
 
 from replica.model.attention.interface import AttentionStep
 from replica.model.inputs import StepLayout
@@ -62,10 +60,3 @@ _BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 
 def make_backend(name: str) -> AttentionBackend:
     return _BACKENDS[name]()
-
-
-def choose_backend(*, device: torch.device, dtype: torch.dtype, batch_invariant: bool) -> str:
-    """The fastest one for what is served."""
-    if batch_invariant:
-        return "tiles"
-    return "pool" if device.type == "cpu" and dtype == torch.float32 else "gather"

@@ -10,12 +10,15 @@ clears         [ F |          F F F T ]           the last token entered its blo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from replica.model.attention.interface import AttentionStep
 from replica.model.inputs import StepLayout
+from replica.model.kv_cache import KVCache
 from replica.model.transfers import to_device
 
 # Parts of one copy begin at multiples of 16 bytes: kernels are compiled anew for pointers of another alignment.
@@ -41,6 +44,16 @@ class PagedLayout:
     fresh_blocks: Tensor
     max_queries: int
     max_context: int
+
+
+@runtime_checkable
+class PagedBackend(Protocol):
+    """A backend whose decode steps a graph can hold."""
+
+    def prepare_paged(self, layout: PagedLayout, cache: KVCache) -> AttentionStep:
+        """What computes a step of one token a row. Nothing in it depends on a value of the layout's tensors, nothing
+        is copied from the host and nothing waits for the device."""
+        ...
 
 
 def paged_layout(layout: StepLayout) -> PagedLayout:

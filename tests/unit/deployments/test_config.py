@@ -31,6 +31,8 @@ OTHER_VALUES: dict[str, Any] = {
     "num_threads": 3,
     "chat_template": "{{ messages }}",
     "tensor_parallel_size": 2,
+    "attention_backend": "gather",
+    "enforce_eager": True,
     "download_dir": "models",
     "max_num_seqs": 7,
     "max_num_batched_tokens": 33,
