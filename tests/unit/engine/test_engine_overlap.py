@@ -174,6 +174,15 @@ def test_a_step_that_fails_once_takes_the_one_built_on_it_back_and_nobody_notice
     assert_quiet(driver)
 
 
+def test_nothing_is_built_on_a_step_that_could_not_even_be_submitted() -> None:
+    device = Device(at_once=True)
+    device.fails = {1: RuntimeError("once")}
+    driver = driver_on(device)
+    driver.submit(request_of("r"))
+    assert [driver.step().token_ids, len(device.plans)] == [alone(request_of("r"))[:1], 2]
+    assert [driver.step().token_ids, len(device.plans)] == [alone(request_of("r"))[1:2], 3]
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_step_out_of_memory_is_planned_anew_and_others_wait_until_memory_is_not_short(at_once: bool) -> None:
     device = Device(at_once=at_once)
