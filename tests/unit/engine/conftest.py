@@ -9,6 +9,7 @@ import pytest
 from tests.fake_replica import FakeFactory
 
 
-@pytest.fixture
-def factory(tmp_path: Path) -> FakeFactory:
-    return FakeFactory(tmp_path)
+@pytest.fixture(params=["waits", "plans ahead"])
+def factory(tmp_path: Path, request: pytest.FixtureRequest) -> FakeFactory:
+    """An engine that waits for each step, and one with two steps in flight: what a client sees is the same."""
+    return FakeFactory(tmp_path, faults={"is_async": request.param == "plans ahead"})

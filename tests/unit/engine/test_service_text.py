@@ -93,7 +93,8 @@ async def test_a_stop_string_cuts_the_text_before_it_and_counts_the_tokens_made(
         answered = await answer(service, request_of("r", max_tokens=100, stop=(stop,)))
         await settled(service)
         assert_quiet(service)
-        assert sample(service, "step_tokens_total", kind="decode") == cut + length - 1, "the engine went on"
+        num_late = int(factory.faults["is_async"])
+        assert sample(service, "step_tokens_total", kind="decode") == cut + length - 1 + num_late, "the engine went on"
         assert sample(service, "generation_tokens_total") == cut + length
         assert sample(service, "request_success_total", finished_reason="stop") == 1
         assert sample(service, "request_success_total", finished_reason="abort") == 0
