@@ -19,7 +19,8 @@ _TILE = 128
 _LOG2E = np.float32(math.log2(math.e))
 _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
 _LOWEST = np.float32(-126.0)
-_HALF = np.float32(0.5)
+_GATE_LIMIT = np.float32(87.0)
+_ZERO, _HALF, _ONE, _NOTHING = np.float32(0.0), np.float32(0.5), np.float32(1.0), np.float32(-np.inf)
 
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
@@ -32,91 +33,68 @@ def _compiled(**options: Any) -> Callable[[_Loop], _Loop]:
 
 
 @_compiled(inline="always")
-def _exp_differences(scores: Any, powers: Any, ints: Any, count: int, best: Any) -> Any:
-    """scores[:count] = exp(scores - best), all <= 1; returns their sum. `ints` is `powers` seen as int32.
+def _exp(values: Any, powers: Any, count: int, best: Any) -> None:
+    """values[:count] = exp(values - best), for differences of at most 87.
 
     2^x = 2^n 2^f with n the nearest whole number: the first factor is an exponent field, the second a polynomial of
-    degree 7, exact to a unit in the last place. A loop over plain arithmetic, so that it runs in vector registers.
+    degree 7, exact to a unit in the last place. Loops over plain arithmetic, so that they run in vector registers.
     """
+    ints = powers.view(np.int32)
     for at in range(count):
-        power = (scores[at] - best) * _LOG2E
+        power = (values[at] - best) * _LOG2E
         power = _LOWEST if power < _LOWEST else power
         whole = np.floor(power + _HALF)
         f = power - whole
         ints[at] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-        scores[at] = np.float32(1.0) + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-    total = np.float32(0.0)
+        values[at] = _ONE + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
     for at in range(count):
-        scores[at] *= powers[at]
-        total += scores[at]
-    return total
+        values[at] *= powers[at]
 
 
 @_compiled(inline="always")
-def _score(query: Any, keys: Any, scaling: Any, scores: Any) -> None:
-    """scores[g, k] = scaling * query[g] . keys[k]; a key is read once for all its query heads."""
-    for at in range(keys.shape[0]):
-        for head in range(query.shape[0]):
-            score = np.float32(0.0)
-            for d in range(query.shape[1]):
-                score += query[head, d] * keys[at, d]
+def _score(query: Any, keys: Any, count: int, scaling: Any, scores: Any) -> None:
+    """scores[g, k] = scaling * query[g] . key k; a key is read from memory once for its group. Both are flat."""
+    group = scores.shape[0]
+    size = len(query) // group
+    for at in range(count):
+        key = keys[at * size : (at + 1) * size]
+        for head in range(group):
+            line = query[head * size : (head + 1) * size]
+            score = _ZERO
+            for d in range(size):
+                score += line[d] * key[d]
             scores[head, at] = score * scaling
 
 
 @_compiled(inline="always")
-def _to_shares(scores: Any, count: int, powers: Any, best: Any, weight: Any, out: Any) -> None:
+def _to_shares(scores: Any, count: int, powers: Any, best: Any, weight: Any, total: Any) -> None:
     """Scores become exp(score - best so far); what was summed under an older best is scaled down to the new one."""
-    ints = powers.view(np.int32)
     for head in range(scores.shape[0]):
+        line = scores[head]
         highest = best[head]
         for at in range(count):
-            highest = scores[head, at] if scores[head, at] > highest else highest
-        base = highest if highest > np.float32(-np.inf) else np.float32(0.0)
+            highest = line[at] if line[at] > highest else highest
+        base = highest if highest > _NOTHING else _ZERO
         kept = np.exp(best[head] - base)
-        weight[head] = weight[head] * kept + _exp_differences(scores[head], powers, ints, count, base)
+        _exp(line, powers, count, base)
+        added = _ZERO
+        for at in range(count):
+            added += line[at]
+        weight[head] = weight[head] * kept + added
         best[head] = highest
-        for d in range(out.shape[1]):
-            out[head, d] *= kept
+        for d in range(total.shape[1]):
+            total[head, d] *= kept
 
 
 @_compiled(inline="always")
-def _add_values(scores: Any, values: Any, out: Any) -> None:
-    for at in range(values.shape[0]):
-        for head in range(out.shape[0]):
-            share = scores[head, at]
-            for d in range(out.shape[1]):
-                out[head, d] += share * values[at, d]
-
-
-@_compiled(inline="always")
-def _decode_one(
-    query: Any, keys: Any, values: Any, blocks: Any, first: int, last: int, scaling: Any, sinks: Any, out: Any
-) -> None:
-    """The queries [G, D] of one KV head over its keys at positions first <= p < last, with a running softmax by tile.
-
-    `keys` [blocks, block_size, D] and `values` [blocks, block_size, Dv] are those of this head (strided by block).
-    """
-    num_heads, block_size = query.shape[0], keys.shape[1]
-    scores = np.empty((num_heads, _TILE), np.float32)
-    powers = np.empty(_TILE, np.float32)
-    best = np.full(num_heads, np.float32(-np.inf))
-    weight = np.zeros(num_heads, np.float32)
-    out[:] = np.float32(0.0)
-    if sinks.shape[0]:
-        best[:] = sinks
-        weight[:] = np.float32(1.0)
-    position = first
-    while position < last:
-        block, place = blocks[position // block_size], position % block_size
-        count = min(_TILE, last - position, block_size - place)
-        _score(query, keys[block, place : place + count], scaling, scores)
-        _to_shares(scores, count, powers, best, weight, out)
-        _add_values(scores, values[block, place : place + count], out)
-        position += count
-    for head in range(num_heads):
-        share = np.float32(1.0) / weight[head]
-        for d in range(out.shape[1]):
-            out[head, d] *= share
+def _add_values(scores: Any, count: int, values: Any, total: Any) -> None:
+    group, size = total.shape
+    for at in range(count):
+        value = values[at * size : (at + 1) * size]
+        for head in range(group):
+            share, line = scores[head, at], total[head]
+            for d in range(size):
+                line[d] += share * value[d]
 
 
 @_compiled(parallel=True)
@@ -135,30 +113,46 @@ def decode_attention(
     sinks: Any,
     out: Any,
 ) -> None:
-    """Attention of rows with one token each, over the pool as it lies.
+    """Attention of rows with one token each, over the pool as it lies, with a running softmax by tile.
 
     `query` [T, heads, D], `keys` [num_blocks, kv_heads, block_size, D], `values` [..., Dv], `out` [T, heads, Dv]. Row r
     is token `places[r]`, sees positions first[r] <= p < last[r]; its block table is `blocks[table_starts[r]:]`. `sinks`
     [heads] or [0]. `work` holds row * kv_heads + kv_head, each once; part i, work_starts[i] <= w < work_starts[i + 1],
     is computed by one thread.
     """
-    num_kv_heads = keys.shape[1]
-    group = query.shape[1] // num_kv_heads
+    num_heads, size = query.shape[1], query.shape[2]
+    num_kv_heads, block_size, value_size = keys.shape[1], keys.shape[2], values.shape[3]
+    group = num_heads // num_kv_heads
+    # Flat, so that the compiler knows neighbours in memory for neighbours.
+    queries, all_keys, all_values = query.ravel(), keys.ravel(), values.ravel()
     for part in prange(len(work_starts) - 1):
+        scores = np.empty((group, _TILE), np.float32)
+        powers = np.empty(_TILE, np.float32)
+        best = np.empty(group, np.float32)
+        weight = np.empty(group, np.float32)
+        total = np.empty((group, value_size), np.float32)
         for at in range(work_starts[part], work_starts[part + 1]):
             row, kv_head = work[at] // num_kv_heads, work[at] % num_kv_heads
-            heads = slice(kv_head * group, (kv_head + 1) * group)
-            _decode_one(
-                query[places[row], heads],
-                keys[:, kv_head],
-                values[:, kv_head],
-                blocks[table_starts[row] :],
-                first[row],
-                last[row],
-                scaling,
-                sinks[heads],
-                out[places[row], heads],
-            )
+            head = kv_head * group
+            line = (places[row] * num_heads + head) * size
+            lines = queries[line : line + group * size]
+            total[:] = _ZERO
+            for g in range(group):
+                best[g] = sinks[head + g] if len(sinks) else _NOTHING
+                weight[g] = _ONE if len(sinks) else _ZERO
+            position = first[row]
+            while position < last[row]:
+                block, place = blocks[table_starts[row] + position // block_size], position % block_size
+                slot = (block * num_kv_heads + kv_head) * block_size + place
+                count = min(_TILE, last[row] - position, block_size - place)
+                _score(lines, all_keys[slot * size : (slot + count) * size], count, scaling, scores)
+                _to_shares(scores, count, powers, best, weight, total)
+                _add_values(scores, count, all_values[slot * value_size : (slot + count) * value_size], total)
+                position += count
+            for g in range(group):
+                share = _ONE / weight[g]
+                for d in range(value_size):
+                    out[places[row], head + g, d] = total[g, d] * share
 
 
 @_compiled()
@@ -175,10 +169,10 @@ def _rms_norm(hidden: Any, weight: Any, eps: Any, out: Any) -> None:
     """out = hidden / sqrt(mean(hidden^2) + eps) * weight, by row; [T, H]."""
     size = hidden.shape[1]
     for row in prange(hidden.shape[0]):
-        square = np.float32(0.0)
+        square = _ZERO
         for at in range(size):
             square += hidden[row, at] * hidden[row, at]
-        scale = np.float32(1.0) / np.sqrt(square / np.float32(size) + eps)
+        scale = _ONE / np.sqrt(square / np.float32(size) + eps)
         for at in range(size):
             out[row, at] = weight[at] * (hidden[row, at] * scale)
 
@@ -205,7 +199,22 @@ def _rotate_heads(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any
                 value[row, head, at] = qkv[row, first + head * size + at]
 
 
+def _gated(gate_up: Any, out: Any) -> None:
+    """out = silu(gate) * up, where `gate_up` [T, 2 I] holds both side by side."""
+    size = out.shape[1]
+    for row in prange(out.shape[0]):
+        line, powers = np.empty(size, np.float32), np.empty(size, np.float32)
+        gate, up, target = gate_up[row, :size], gate_up[row, size:], out[row]
+        for at in range(size):
+            line[at] = _GATE_LIMIT if -gate[at] > _GATE_LIMIT else -gate[at]
+        _exp(line, powers, size, _ZERO)
+        for at in range(size):
+            target[at] = gate[at] / (_ONE + line[at]) * up[at]
+
+
 rms_norm = _compiled()(_rms_norm)
 rotate_heads = _compiled()(_rotate_heads)
+gated = _compiled()(_gated)
 rms_norm_threaded = _compiled(parallel=True)(_rms_norm)
 rotate_heads_threaded = _compiled(parallel=True)(_rotate_heads)
+gated_threaded = _compiled(parallel=True)(_gated)

@@ -10,7 +10,8 @@ names is rebuilt, and kept only when it gives the same numbers as the original o
     attention                               the backend
     output product + residual               fused by oneDNN
     norm                                    compiled
-    activation(gate), times up              both fused by oneDNN
+    gate and up as one product              packed weights side by side
+    silu(gate) * up                         compiled
     down product + residual                 fused by oneDNN
 """
 
@@ -26,10 +27,9 @@ from transformers import PreTrainedModel
 
 from replica.model import cpu_kernels
 from replica.model.attention.interface import AttentionCall, attend, attention_step
-from replica.model.linear import PackedWeight, can_pack
+from replica.model.linear import can_pack, side_by_side
 from replica.model.support import LayerShape, Probe
 
-_ACTIVATIONS = {"SiLU": "swish", "SiLUActivation": "swish", "GELUActivation": "gelu"}
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -52,17 +52,13 @@ class FusedLayer(nn.Module):
         gate, up, down = (_part(mlp, name, nn.Linear) for name in ("gate_proj", "up_proj", "down_proj"))
         if not all(can_pack(linear.weight) for linear in (q, k, v, o, gate, up, down)):
             raise ValueError("its weights can't be packed")
-        self._activation = _ACTIVATIONS.get(type(mlp.act_fn).__name__, "")
-        if not self._activation or shape.softcap is not None or shape.has_sinks or shape.head_size != shape.value_size:
-            raise ValueError("its activation or attention isn't the usual one")
+        if shape.softcap is not None or shape.has_sinks or shape.head_size != shape.value_size:
+            raise ValueError("its attention isn't the usual one")
         self._index = int(attention.layer_idx)
         self._shape = shape
         self._norms = tuple(_Norm(_part(layer, name, nn.Module)) for name in _NORMS)
-        bias = None if q.bias is None else torch.cat([linear.bias for linear in (q, k, v)])
-        self._qkv = PackedWeight(torch.cat([linear.weight for linear in (q, k, v)]), bias)
-        self._o, self._gate, self._up, self._down = (
-            PackedWeight(linear.weight, linear.bias) for linear in (o, gate, up, down)
-        )
+        self._qkv, self._gate_up = side_by_side(q, k, v), side_by_side(gate, up)
+        self._o, self._down = side_by_side(o), side_by_side(down)
 
     def forward(
         self, hidden_states: Tensor, *_args: Any, position_embeddings: tuple[Tensor, Tensor], **_kwargs: Any
@@ -71,8 +67,11 @@ class FusedLayer(nn.Module):
         call = self._rotated(self._qkv(self._norms[0](hidden)), *position_embeddings)
         hidden = self._o.plus(attend(call).flatten(1), hidden)
         normed = self._norms[1](hidden)
-        gate = self._gate(normed, self._activation)
-        return self._down.plus(self._up.times(normed, gate), hidden).unsqueeze(0)
+        gate_up = self._gate_up(normed)
+        inner = torch.empty(len(hidden), gate_up.shape[1] // 2)
+        gated = cpu_kernels.gated if gate_up.numel() < _MANY else cpu_kernels.gated_threaded
+        gated(gate_up.numpy(), inner.numpy())
+        return self._down.plus(inner, hidden).unsqueeze(0)
 
     def _rotated(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> AttentionCall:
         shape, num_tokens = self._shape, qkv.shape[0]

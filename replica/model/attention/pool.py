@@ -55,6 +55,10 @@ class _PoolStep:
         self._blocks = np.array([block for table in tables for block in table], dtype=np.int64)
         self._table_starts = np.cumsum(widths) - widths
         self._slots = layout.slot_blocks.numpy(), layout.slot_places.numpy()
+        # Compiled loops check no index: a block that isn't there would be somebody's memory.
+        for blocks in (self._slots[0], self._blocks):
+            if blocks.size and not 0 <= blocks.min() <= blocks.max() < cache.num_blocks:
+                raise IndexError(f"a block table names a block outside of the {cache.num_blocks} that there are")
         self._views: dict[tuple[int | None, int], _Decodes] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
