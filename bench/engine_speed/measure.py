@@ -16,11 +16,13 @@ Progress = Callable[[str], None]
 @dataclass(slots=True)
 class Measured:
     """`runs`: row -> side's name -> its rounds. `limits`: of the machine, before, between and after the rounds.
-    `busy_beside`: the largest share of one core that the idle sides together used during a run."""
+    `busy_beside`: the largest share of one core that the idle sides together used during a run; `disturbance`: the most
+    cores that the machine spent on anything else than the run."""
 
     runs: dict[Row, dict[str, list[Run]]]
     limits: list[MachineLimits] = field(default_factory=list)
     busy_beside: float = 0.0
+    disturbance: float = 0.0
 
     def seconds(self, row: Row, side: str) -> float | None:
         """The median round's; None where there is none."""
@@ -42,6 +44,8 @@ def measure(
     rows: Sequence[Row],
     sides: Sequence[Side],
     measure_limits: Callable[[], MachineLimits],
+    machine_cpu_seconds: Callable[[], float],
+    settle: Callable[[], None],
     *,
     rounds: int,
     fewer_rounds: Mapping[str, int],
@@ -50,12 +54,15 @@ def measure(
 ) -> Measured:
     """Every side warms up; then, `rounds` times, every row on every side (`fewer_rounds`: by name, for sides so slow
     that they only run in the first ones). Every second round begins with the last side. The limits are measured in the
-    beginning and after each round."""
+    beginning and after each round. `settle` is called before each measurement and waits until those that worked before
+    are idle."""
     found = Measured({row: {} for row in rows})
+    watch = _Watch(sides, machine_cpu_seconds, found)
     for side in sides:
         progress(f"{side.name}: warming up")
         side.run(WARM_UP, prompts(WARM_UP, vocab_size, -1))
     progress("measuring what the machine can do")
+    settle()
     found.limits.append(measure_limits())
     for number in range(rounds):
         taking_part = [side for side in sides if number < fewer_rounds.get(side.name, rounds)]
@@ -63,18 +70,31 @@ def measure(
             asked = prompts(row, vocab_size, number)
             for side in taking_part if number % 2 == 0 else taking_part[::-1]:
                 progress(f"round {number + 1}/{rounds}: {row} on {side.name}")
-                run, busy = _watched(side, sides, row, asked)
-                found.runs[row].setdefault(side.name, []).append(run)
-                found.busy_beside = max(found.busy_beside, busy)
+                settle()
+                found.runs[row].setdefault(side.name, []).append(watch.run(side, row, asked))
         progress("measuring what the machine can do")
+        settle()
         found.limits.append(measure_limits())
     return found
 
 
-def _watched(side: Side, sides: Sequence[Side], row: Row, asked: list[list[int]]) -> tuple[Run, float]:
-    """A run, and the share of one core that the other sides used meanwhile."""
-    others = [other for other in sides if other is not side]
-    before = sum(other.cpu_seconds() for other in others)
-    run = side.run(row, asked)
-    used = sum(other.cpu_seconds() for other in others) - before
-    return run, used / run.seconds
+class _Watch:
+    """Runs a side and notices who else used the machine meanwhile."""
+
+    def __init__(self, sides: Sequence[Side], machine_cpu_seconds: Callable[[], float], found: Measured) -> None:
+        self._sides = sides
+        self._machine_cpu_seconds = machine_cpu_seconds
+        self._found = found
+
+    def run(self, side: Side, row: Row, asked: list[list[int]]) -> Run:
+        before = self._used(side)
+        run = side.run(row, asked)
+        waiting, rest = (now - then for now, then in zip(self._used(side), before, strict=True))
+        self._found.busy_beside = max(self._found.busy_beside, waiting / run.seconds)
+        self._found.disturbance = max(self._found.disturbance, rest / run.seconds)
+        return run
+
+    def _used(self, side: Side) -> tuple[float, float]:
+        """CPU seconds so far of the sides that wait, and of all but the one that runs."""
+        waiting = sum(other.cpu_seconds() for other in self._sides if other is not side)
+        return waiting, self._machine_cpu_seconds() - side.cpu_seconds()

@@ -19,6 +19,8 @@ MIN_RATIO = {"vllm": 1.3, "transformers": 3.0}
 RATIO_SEQS = {1, 8, 32, 64}
 MAX_BUSY_BESIDE = 0.05
 """Of one core: idle processes look for news now and then."""
+MAX_DISTURBANCE = 0.15
+"""Cores spent on other work than the run: more shows in the numbers."""
 
 Goals = dict[str, bool | None]
 _OURS = OwnSide.name
@@ -61,7 +63,14 @@ def engine_table(measured: Measured) -> list[str]:
             f"| {floor_s(measured, row, limits):.2f} | {share_of_limit(measured, row, limits):.0%} "
             f"| {measured.spread(row, _OURS):.0%} |"
         )
-    return [*lines, "", limits_line(measured)]
+    return [*lines, "", limits_line(measured), *disturbance_lines(measured)]
+
+
+def disturbance_lines(measured: Measured) -> list[str]:
+    """Whether these numbers are worth anything."""
+    if measured.disturbance <= MAX_DISTURBANCE:
+        return []
+    return [f"**the machine did other work: up to {measured.disturbance:.1f} cores of it during a run; measure again**"]
 
 
 def limits_line(measured: Measured) -> str:

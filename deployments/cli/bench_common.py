@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from replica.config import EngineConfig
 
 EXIT_GOAL_MISSED = 1
+_SETTLE_S = 1.3
 
 Model = Annotated[str, typer.Option(help="'embedded', a hub id, a folder or a .gguf file")]
 RowFlag = Annotated[
@@ -79,6 +81,11 @@ def model_load_of(engine: RealEngine) -> ModelLoad:
         return model_load(Path(engine.card.weights_dir), engine.shape.kv_bytes_per_token)
     except (OSError, ValueError, KeyError) as error:
         raise ResourceError(f"what {engine.card.name} costs can't be told: {error}") from error
+
+
+def settle() -> None:
+    """Lets those that worked go to sleep: vLLM's processes look for more work for a second, OpenMP's threads less."""
+    time.sleep(_SETTLE_S)
 
 
 def num_cores() -> int:

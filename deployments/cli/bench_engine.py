@@ -25,6 +25,7 @@ from deployments.cli.bench_common import (
     limits_meter,
     measured_config,
     own_side,
+    settle,
 )
 from deployments.cli.console import Console
 
@@ -50,6 +51,7 @@ def engine(
     from bench.engine_speed import report
     from bench.engine_speed.measure import measure
     from bench.engine_speed.profile import outside_share, profile_json, profile_table
+    from bench.peers.driver import machine_cpu_seconds
     from deployments.cli.real_engine import real_engine
 
     rows = chosen_rows(row)
@@ -64,6 +66,8 @@ def engine(
             rows,
             [own_side(running)],
             meter,
+            machine_cpu_seconds,
+            settle,
             rounds=rounds,
             fewer_rounds={},
             vocab_size=running.shape.vocab_size,
@@ -79,6 +83,7 @@ def engine(
         "model": name,
         "limits": report.limits_json(measured),
         "rows": report.engine_rows(measured),
+        "disturbance_cores": round(measured.disturbance, 3),
         "profile": profile_json(profiled),
     }
     tables = report.engine_table(measured)

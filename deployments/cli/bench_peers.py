@@ -25,6 +25,7 @@ from deployments.cli.bench_common import (
     measured_config,
     num_cores,
     own_side,
+    settle,
 )
 from deployments.cli.console import Console
 from replica.errors import ResourceError, SettingError
@@ -58,7 +59,7 @@ def peers(
     is 3. The last line is JSON.
     """
     from bench.engine_speed.measure import measure
-    from bench.peers.driver import DriverFailed
+    from bench.peers.driver import DriverFailed, machine_cpu_seconds
     from deployments.cli.real_engine import real_engine
 
     rows = chosen_rows(row)
@@ -83,6 +84,8 @@ def peers(
                 rows,
                 [own_side(running), *others],
                 meter,
+                machine_cpu_seconds,
+                settle,
                 rounds=rounds,
                 fewer_rounds={"transformers": transformers_rounds},
                 vocab_size=running.shape.vocab_size,
@@ -108,6 +111,7 @@ def _told(model: str, measured: Measured, others: Sequence[PeerSide], save: Path
         "rows": report.peers_rows(measured, names),
         "ours": report.engine_rows(measured),
         "busy_beside": round(measured.busy_beside, 4),
+        "disturbance_cores": round(measured.disturbance, 3),
     }
     tables = [*report.peers_table(measured, names), "", *report.engine_table(measured)]
     return finish(document, tables, report.peers_goals(measured, names), save, label)

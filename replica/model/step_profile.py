@@ -23,12 +23,15 @@ from torch import nn
 
 from replica.config import EngineConfig
 from replica.engine import Engine
+from replica.errors import SettingError
+from replica.model import cpu_kernels
 from replica.model import runner as runner_module
 from replica.model.api import InFlightStep, ModelRunner, ModelShape, Progress
 from replica.model.fused_layer import FusedLayer
+from replica.model.in_flight import InFlight
 from replica.model.kv_cache import KVCache
 from replica.model.prepare import prepare
-from replica.model.runner import InFlight, Runner, load_runner
+from replica.model.runner import Runner, load_runner
 from replica.model_card import ModelCard
 from replica.scheduler.plan import StepPlan
 from replica.scheduler.scheduler import Scheduler
@@ -40,7 +43,7 @@ FORWARD = ("embedding", "norm", "qkv", "rope", "kv write", "attention", "o", "ml
 
 _MODULES = (
     (r"(q|k|v|qkv)_proj|query_key_value|c_attn", "qkv"),
-    (r"(attn|attention)\.(o_proj|out_proj|dense|c_proj)", "o"),
+    (r"\w*(attn|attention)\.(o_proj|out_proj|dense|c_proj)", "o"),
     (r"rotary_emb|self_attn|attn|attention", "rope"),
     (r"(mlp|feed_forward)(\..*)?", "mlp"),
     (r"lm_head|embed_out", "lm_head"),
@@ -54,8 +57,7 @@ _FUSED_PARTS = (
     ("_qkv", "qkv"),
     ("_rotated", "rope"),
     ("_o", "o"),
-    ("_gate", "mlp"),
-    ("_up", "mlp"),
+    ("_gate_up", "mlp"),
     ("_down", "mlp"),
 )
 """Attributes of a `FusedLayer`, and their parts."""
@@ -69,6 +71,9 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (Runner, "_sample", "sampling"),
     (InFlight, "result", "sampling"),
     (KVCache, "write", "kv write"),
+    (cpu_kernels, "write_slots", "kv write"),
+    (cpu_kernels, "gated", "mlp"),
+    (cpu_kernels, "gated_threaded", "mlp"),
 )
 
 
@@ -112,7 +117,12 @@ class Spans:
 def load_profiled(
     config: EngineConfig, progress: Progress, path: Path, clock: Callable[[], float]
 ) -> tuple[ModelRunner, ModelCard]:
-    """The configured model, with spans, whose profile goes to `path` when it is closed. `clock` counts seconds."""
+    """The configured model, with spans, whose profile goes to `path` when it is closed. `clock` counts seconds.
+
+    Raises `SettingError` for a replica of several processes: spans are of one.
+    """
+    if config.model.tensor_parallel_size > 1:
+        raise SettingError("tensor_parallel_size", config.model.tensor_parallel_size, "1: a profile is of one process")
     card = prepare(config.model, progress=progress)
     runner = load_runner(card, config.model, config.scheduler, progress=progress)
     return ProfiledRunner(runner, path, clock), card
@@ -136,7 +146,7 @@ class ProfiledRunner:
 
     @property
     def is_async(self) -> bool:
-        return bool(getattr(self._runner, "is_async", False))
+        return self._runner.is_async
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         self._close_record()

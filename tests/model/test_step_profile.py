@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from bench.engine_speed import profile
 from replica.config import ModelConfig, SchedulerConfig
@@ -66,14 +67,16 @@ def test_every_part_of_a_step_gets_its_time_and_the_runner_is_itself_again(famil
     card = save_tiny(family, tmp_path / "model")
     config = ModelConfig(model=card.folder, device="cpu", block_size=4, num_blocks=32)
     runner = load_runner(card, config, SchedulerConfig(4, 16), progress=lambda _: None)
-    before = _everything_planted(runner)
+    model = runner._model
+    assert model is not None
+    before = _everything_planted(runner, model)
     profiled = ProfiledRunner(runner, tmp_path / "steps.json", _ticking())
     prompt = [5, 9, 40, 77, 12]
     first = profiled.submit(make_plan(1, [Row(0, 0, prompt, [3, 7])], joined=(0,))).result().token_ids[0]
     profiled.submit(make_plan(2, [Row(0, 5, [first], [3, 7])])).result()
-    assert _everything_planted(runner) != before
+    assert _everything_planted(runner, model) != before
     profiled.close()
-    assert _everything_planted(runner) == before
+    assert _everything_planted(runner, model) == before
     steps = json.loads((tmp_path / "steps.json").read_text())["steps"]
     assert [(step["num_rows"], step["num_tokens"], step["idle"]) for step in steps] == [(1, 5, False), (1, 1, True)]
     for step in steps:
@@ -88,11 +91,10 @@ def _ticking() -> Callable[[], float]:
     return lambda: float(next(ticks))
 
 
-def _everything_planted(runner: Runner) -> list[object]:
+def _everything_planted(runner: Runner, model: nn.Module) -> list[object]:
     """Whatever a profile may have replaced."""
-    model = runner._model
-    hooks = [] if model is None else [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
     functions = [getattr(owner, name) for owner, name, _ in step_profile._FUNCTIONS]
-    fused = [] if model is None else [vars(m) for m in model.modules() if isinstance(m, FusedLayer)]
-    parts = [{name: id(value) for name, value in each.items()} for each in fused]
+    fused = [module for module in model.modules() if isinstance(module, FusedLayer)]
+    parts = [getattr(layer, name) for layer in fused for name, _ in step_profile._FUSED_PARTS]
     return [*hooks, *functions, *parts, type(runner._backend).prepare, Engine.idle_update]

@@ -78,6 +78,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.cli.real_engine.real_engine", real_engine)
     for module in (bench_engine, bench_peers):
         monkeypatch.setattr(module, "limits_meter", limits_meter)
+        monkeypatch.setattr(module, "settle", lambda: None)
         monkeypatch.setattr(module, "own_side", lambda running: OwnSide(running, running.pid, MODEL))
 
 

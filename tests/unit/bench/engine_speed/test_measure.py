@@ -11,12 +11,24 @@ ROWS = (Row(1, 4, 2), Row(2, 4, 1))
 LIMITS = MachineLimits(1.0, 1.0)
 
 
+def _at_once() -> None:
+    """Everybody is idle at once."""
+
+
 def test_sides_alternate_and_a_slow_one_runs_in_the_first_rounds_only() -> None:
     log: list[str] = []
     sides = [FakeSide("a", 1.0, log), FakeSide("b", 2.0, log), FakeSide("slow", 9.0, log)]
     told: list[str] = []
     found = measure(
-        ROWS, sides, lambda: LIMITS, rounds=2, fewer_rounds={"slow": 1}, vocab_size=50, progress=told.append
+        ROWS,
+        sides,
+        lambda: LIMITS,
+        float,
+        _at_once,
+        rounds=2,
+        fewer_rounds={"slow": 1},
+        vocab_size=50,
+        progress=told.append,
     )
     assert log[:3] == ["4 x 32/8 a", "4 x 32/8 b", "4 x 32/8 slow"]
     assert log[3:] == [
@@ -31,11 +43,32 @@ def test_sides_alternate_and_a_slow_one_runs_in_the_first_rounds_only() -> None:
 def test_a_side_that_is_busy_while_another_is_measured_is_noticed() -> None:
     log: list[str] = []
     sides = [FakeSide("a", 2.0, log), FakeSide("b", 4.0, log, beside=1.0)]
-    found = measure(ROWS, sides, lambda: LIMITS, rounds=1, fewer_rounds={}, vocab_size=50, progress=lambda _: None)
+    found = measure(
+        ROWS, sides, lambda: LIMITS, float, _at_once, rounds=1, fewer_rounds={}, vocab_size=50, progress=lambda _: None
+    )
     assert found.busy_beside == 0.5
 
 
 def test_one_side_alone_has_nobody_beside_it() -> None:
     sides = [FakeSide("a", 2.0, [], beside=1.0)]
-    found = measure(ROWS, sides, lambda: LIMITS, rounds=1, fewer_rounds={}, vocab_size=50, progress=lambda _: None)
+    found = measure(
+        ROWS, sides, lambda: LIMITS, float, _at_once, rounds=1, fewer_rounds={}, vocab_size=50, progress=lambda _: None
+    )
     assert found.busy_beside == 0.0
+
+
+def test_other_work_of_the_machine_is_noticed() -> None:
+    log: list[str] = []
+    side = FakeSide("a", 2.0, log, beside=1.5)
+    found = measure(
+        ROWS,
+        [side],
+        lambda: LIMITS,
+        lambda: 4.5 * len(log),
+        _at_once,
+        rounds=1,
+        fewer_rounds={},
+        vocab_size=50,
+        progress=lambda _: None,
+    )
+    assert (found.disturbance, found.busy_beside) == (1.5, 0.0)

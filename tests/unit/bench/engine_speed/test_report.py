@@ -36,6 +36,16 @@ def test_the_engines_table_has_rates_steps_and_the_share_of_the_limit() -> None:
     ]
 
 
+def test_a_disturbed_run_says_so() -> None:
+    found = measured(ROW, limits=LIMITS, steps=STEPS, brimful=[4.0])
+    found.disturbance = 0.15
+    assert report.disturbance_lines(found) == []
+    found.disturbance = 1.26
+    assert report.engine_table(found)[-1] == (
+        "**the machine did other work: up to 1.3 cores of it during a run; measure again**"
+    )
+
+
 def test_a_row_of_prompts_alone_has_no_output_rate() -> None:
     found = measured(PREFILL, limits=LIMITS, steps=STEPS, brimful=[4.0])
     assert report.engine_table(found)[2].startswith("| 8 x 1024/1 | - | 4096 |")
