@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +22,16 @@ from replica.model.tensor_parallel.load import load_sharded
 from replica.model.tensor_parallel.runner import TensorParallelRunner
 from replica.model_card import ModelCard
 from replica.request import SamplingParams
-from replica.scheduler.plan import StepPlan
+from replica.scheduler.plan import PENDING_TOKEN, StepPlan
 from tests.model.generation import Run, generate, greedy, scheduler_for
 from tests.model.plans import Row, make_plan
 from tests.model.tiny_models import VOCAB_SIZE, save_tiny
 
 SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
 BLOCK_SIZE, NUM_BLOCKS = 8, 64
-SEEDED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, ignore_eos=True)
-DEATH_LIMIT_S = 5.0
+NUM_TOKENS = 10
+SEEDED = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, top_k=40, ignore_eos=True)
+LOSS_LIMIT_S = 60.0
 
 
 def prompts() -> list[list[int]]:
@@ -83,27 +83,25 @@ def whole(card: ModelCard) -> ModelRunner:
 
 
 def answers(runner: ModelRunner) -> dict[str, Run]:
-    """What the model says in several circumstances; each schedule is made anew, so that nothing else differs."""
-    runs = {}
-    for name, sampling in (("greedy", greedy(24)), ("seeded", SEEDED)):
-        for overlap in (False, True):
-            scheduler = scheduler_for(runner.shape, budget=32)
-            runs[f"{name}, overlap {overlap}"] = generate(runner, scheduler, prompts(), sampling, overlap=overlap)
+    """What the model says in several circumstances: each plan made before its predecessor's commit, prefixes cached,
+    too few blocks."""
     scheduler = scheduler_for(runner.shape, budget=32)
-    for turn in ("cold", "hit"):
-        runs[turn] = generate(runner, scheduler, prompts(), greedy(12))
-    scheduler = scheduler_for(runner.shape, num_blocks=20, budget=32)
-    runs["preempted"] = generate(runner, scheduler, prompts(), SEEDED)
-    return runs
+    cramped = scheduler_for(runner.shape, num_blocks=8, budget=32)
+    return {
+        "overlapped": generate(runner, scheduler, prompts(), greedy(NUM_TOKENS), overlap=True),
+        "hit": generate(runner, scheduler, prompts(), SEEDED),
+        "preempted": generate(runner, cramped, [prompt[-7:] for prompt in prompts()], SEEDED),
+    }
 
 
 def require_same(found: dict[str, Run], expected: dict[str, Run]) -> None:
     for name, run in expected.items():
         assert found[name].tokens == run.tokens, name
         assert found[name].num_cached_tokens == run.num_cached_tokens, name
+    assert any(PENDING_TOKEN in plan.token_ids for plan in expected["overlapped"].plans)
     assert max(expected["hit"].num_cached_tokens) >= 40
     assert expected["preempted"].num_preemptions > 0
-    longest = max(max(plan.num_tokens) for plan in expected["cold"].plans)
+    longest = max(max(plan.num_tokens) for plan in expected["overlapped"].plans)
     assert longest < len(prompts()[2]), "the long prompt came in one piece"
 
 
@@ -125,20 +123,19 @@ def test_two_processes_answer_as_one_and_a_killed_rank_ends_the_runner(tmp_path:
         kill_in_a_step(runner)
         with pytest.raises(EngineDead, match="rank 1 of the model ended"):
             runner.submit(one_row(0, [5], [0]))
-        assert losses.came.wait(DEATH_LIMIT_S)
+        assert losses.came.wait(LOSS_LIMIT_S)
         assert losses.reasons == ["rank 1 of the model ended (signal 9)"]
 
 
 def kill_in_a_step(runner: TensorParallelRunner) -> None:
-    """While the first rank waits for it in a collective."""
+    """While the first rank waits for it in a collective. A first rank that went on waiting would run into the limit on
+    the test's time."""
     (pid,) = runner.rank_pids
     os.kill(pid, signal.SIGSTOP)
     timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
-    started_s = time.monotonic()
     timer.start()
     with pytest.raises(EngineDead):
         runner.submit(one_row(0, [5], [0]))
-    assert 0.2 < time.monotonic() - started_s < DEATH_LIMIT_S
     timer.join()
 
 
@@ -163,13 +160,13 @@ def test_a_rank_that_fails_alone_ends_the_runner(tmp_path: Path, monkeypatch: py
 
     with split(card) as runner:
         monkeypatch.setattr(runner_module, "plan_for_ranks", bad_table)
-        with pytest.raises(EngineDead, match="ended"):
+        with pytest.raises(EngineDead, match="out of step"):
             runner.submit(one_row(0, [5], [0]))
 
 
 @pytest.mark.slow
 def test_a_size_that_does_not_divide_the_heads_is_refused_and_leaves_no_process(tmp_path: Path) -> None:
-    card = save_tiny("llama", tmp_path, num_attention_heads=9, num_key_value_heads=3)
+    card = save_tiny("llama", tmp_path, hidden_size=72, num_attention_heads=9, num_key_value_heads=3)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(SettingError) as refused:
         load_sharded(card, config_for(card, 2), SCHEDULER, progress=lambda line: None, on_loss=Losses())

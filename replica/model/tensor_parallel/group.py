@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -28,7 +29,7 @@ class RankGroup:
             torch.cuda.set_device(device)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=distributed.FileStore(rendezvous, size),
+            store=distributed.FileStore(rendezvous, size),  # type: ignore[attr-defined]
             rank=rank,
             world_size=size,
             timeout=_TIMEOUT,
@@ -61,7 +62,7 @@ class RankGroup:
 
     def num_collectives(self) -> int:
         """How many collective operations this process has begun, in all its groups."""
-        groups = distributed.distributed_c10d._world.pg_map
+        groups: Iterable[Any] = distributed.distributed_c10d._world.pg_map
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
     def leave(self) -> None:
