@@ -1,0 +1,1 @@
+"""What it gains to plan the next step while the device works."""
