@@ -58,10 +58,11 @@ class EngineProgress:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """Loaded: from now on commands are taken and updates come."""
+    """Loaded: from now on commands are taken and updates come. `is_async` as the runner says."""
 
     card: ModelCard
     shape: ModelShape
+    is_async: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _start_engine(start: EngineStart, channel: Channel) -> tuple[Engine, ModelRu
     # What loading made lives as long as the process: the collector needn't walk over it between steps.
     gc.collect()
     gc.freeze()
-    channel.post(EngineReady(card, runner.shape))
+    channel.post(EngineReady(card, runner.shape, runner.is_async))
     return engine, runner
 
 

@@ -49,6 +49,11 @@ class MeasuredEngine(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
+    @property
+    def is_async(self) -> bool:
+        """It plans a step before the last one is committed (`replica/engine_pipeline.py`)."""
+        ...
+
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
         """Plays orders, sorted by time, and waits until every request has ended; `progress` hears how many have. How
         they ended is in the updates, and whoever reads these refuses an end that it can't count.

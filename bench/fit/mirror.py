@@ -1,12 +1,14 @@
 """Which plan each measured step ran: the scheduler is deterministic, so a second one, told the same, knows.
 
 An update tells how many tokens its step had, not which. A scheduler with the same settings and shape, given the same
-requests and budgets at the same step boundaries (an update names the requests that it took first), makes the same plans
-again. Its tokens are made up, which changes no plan as long as every request ends by length.
+requests and budgets at the same step boundaries (an update names the requests that it took first), as far ahead of its
+commits, makes the same plans again. Its tokens are made up, which changes no plan as long as every request ends by
+length.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from bench.fit.engine import MeasuredEngine, Order, Played
 from replica.engine_api import EngineUpdate
 from replica.request import FinishReason
 from replica.scheduler.plan import StepPlan, StepResult
-from replica.scheduler.scheduler import Scheduler
+from replica.scheduler.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
 from replica.stats import StepStats
 
 _TOKEN = 1
@@ -36,6 +38,8 @@ def measured_steps(engine: MeasuredEngine, orders: Sequence[Order], played: Play
     order_of = {order.requests[0].request_id: order for order in orders}
     requests = {request.request_id: request for order in orders for request in order.requests}
     num_sequences, before_s = 0, None
+    depth = MAX_PLANS_IN_FLIGHT if engine.is_async else 1
+    in_flight: deque[StepPlan] = deque()
     for update in played.updates:
         _require_ends_by_length(update)
         for name in update.accepted:
@@ -46,7 +50,9 @@ def measured_steps(engine: MeasuredEngine, orders: Sequence[Order], played: Play
         if not update.stats.num_tokens:
             before_s = None
             continue
-        plan = scheduler.plan(update.made_at_s)
+        while len(in_flight) < depth and (made := scheduler.plan(update.made_at_s)) is not None:
+            in_flight.append(made)
+        plan = in_flight.popleft() if in_flight else None
         planned, done = None if plan is None else _split(plan), _split(update.stats)
         if plan is None or planned != done:
             raise ValueError(f"a step of the engine had {done} tokens (prefill, decode, again), its plan has {planned}")

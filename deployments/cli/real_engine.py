@@ -55,6 +55,10 @@ class RealEngine:
         return self._client.ready.shape
 
     @property
+    def is_async(self) -> bool:
+        return self._client.ready.is_async
+
+    @property
     def card(self) -> ModelCard:
         return self._client.ready.card
 

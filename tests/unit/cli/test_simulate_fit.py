@@ -158,9 +158,12 @@ def test_an_engine_that_is_measured_refuses_nobody_and_lets_nobody_expire() -> N
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (64, 512)
 
 
-def test_a_play_on_an_engine_process_is_explained_by_its_scheduler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_play_on_an_engine_process_is_explained_by_its_scheduler(tmp_path: Path, is_async: bool) -> None:
     lines: list[str] = []
-    with real_engine(small_config(), lines.append, SlowFactory(tmp_path)) as measured:
+    factory = SlowFactory(tmp_path, faults={"is_async": is_async})
+    with real_engine(small_config(), lines.append, factory) as measured:
+        assert measured.is_async is is_async
         orders = [Order(0.0, tuple(fixed_request(f"r{i}", (1 + i, 2, 3, 4), 6) for i in range(3)))]
         orders.append(Order(0.05, (fixed_request("late", (9, 9), 3),)))
         heard: list[int] = []
@@ -169,7 +172,8 @@ def test_a_play_on_an_engine_process_is_explained_by_its_scheduler(tmp_path: Pat
     assert lines == []
     assert heard[-1] == 4
     assert sum(sum(step.plan.samples) for step in steps) == 3 * 6 + 3
-    assert all(step.seconds > 0.01 for step in steps if step.seconds is not None)
+    # This device is busy in `submit`: with two steps in flight one's time is told as another's.
+    assert is_async or all(step.seconds > 0.01 for step in steps if step.seconds is not None)
 
 
 @pytest.mark.parametrize("factory", [dying_factory, FailingFactory(StartupError("no such model"))])

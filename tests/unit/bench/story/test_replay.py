@@ -59,7 +59,7 @@ class Tampered:
     def __init__(self, inner: VirtualEngine, change: Callable[[EngineUpdate], EngineUpdate]) -> None:
         self._change = change
         self._inner = inner
-        self.config, self.shape = inner.config, inner.shape
+        self.config, self.shape, self.is_async = inner.config, inner.shape, inner.is_async
 
     def play(self, orders: Sequence[Order], progress: Callable[[int], None]) -> Played:
         played = self._inner.play(orders, progress)
