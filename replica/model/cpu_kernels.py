@@ -8,14 +8,18 @@ arithmetic has it: fast-math is limited to reordering sums. Compiled on first us
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numba
 import numpy as np
 from numba import njit, prange
 
 _TILE = 128
 """Keys whose scores are held at once: few enough for the first-level cache."""
+_MANY = 1 << 16
+"""Numbers from which on a second thread pays for being woken."""
 _LOG2E = np.float32(math.log2(math.e))
 _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
 _LOWEST = np.float32(-126.0)
@@ -26,10 +30,24 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def _compiled(**options: Any) -> Callable[[_Loop], _Loop]:
-    """Nothing is compiled before the first call."""
+    """Nothing is compiled before the first call, which takes a second or two; what was compiled is kept on disk."""
     fast = {"reassoc", "contract", "arcp", "nsz"}
-    compiled: Callable[[_Loop], _Loop] = njit(fastmath=fast, cache=True, nogil=True, error_model="numpy", **options)
+    every = {"fastmath": fast, "nogil": True, "error_model": "numpy", **options}
+
+    def compiled(loop: _Loop) -> _Loop:
+        try:
+            made: _Loop = njit(cache=True, **every)(loop)
+        except RuntimeError:  # neither this folder nor the user's cache can be written: compile in every process
+            made = njit(**every)(loop)
+        return made
+
     return compiled
+
+
+def use_threads(count: int) -> None:
+    """How many threads the calling thread's loops may use from now on; no more than the machine has cores."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # set when it is imported
+    numba.set_num_threads(max(1, min(count, most)))
 
 
 @_compiled(inline="always")
@@ -98,7 +116,7 @@ def _add_values(scores: Any, count: int, values: Any, total: Any) -> None:
 
 
 @_compiled(parallel=True)
-def decode_attention(
+def _decode_attention(
     query: Any,
     keys: Any,
     values: Any,
@@ -209,12 +227,33 @@ def _gated(gate_up: Any, out: Any) -> None:
             line[at] = _GATE_LIMIT if -gate[at] > _GATE_LIMIT else -gate[at]
         _exp(line, powers, size, _ZERO)
         for at in range(size):
-            target[at] = gate[at] / (_ONE + line[at]) * up[at]
+            # Below the limit nothing is left, unless the gate is no finite number: that shows.
+            shown = gate[at] if gate[at] >= -_GATE_LIMIT else gate[at] * _ZERO
+            target[at] = shown / (_ONE + line[at]) * up[at]
 
 
-rms_norm = _compiled()(_rms_norm)
-rotate_heads = _compiled()(_rotate_heads)
-gated = _compiled()(_gated)
-rms_norm_threaded = _compiled(parallel=True)(_rms_norm)
-rotate_heads_threaded = _compiled(parallel=True)(_rotate_heads)
-gated_threaded = _compiled(parallel=True)(_gated)
+_one_team = threading.Lock()
+"""The library's simplest kind of thread team ends the process when two callers use it at once."""
+
+
+def decode_attention(*arrays: Any) -> None:
+    """`_decode_attention` by all threads."""
+    with _one_team:
+        _decode_attention(*arrays)
+
+
+class _ByRow:
+    """A loop over rows, by all threads when there is enough to do. The last array is written."""
+
+    def __init__(self, loop: Callable[..., None]) -> None:
+        self._alone, self._together = _compiled()(loop), _compiled(parallel=True)(loop)
+
+    def __call__(self, rows: Any, *others: Any) -> None:
+        if rows.size < _MANY:
+            self._alone(rows, *others)
+        else:
+            with _one_team:
+                self._together(rows, *others)
+
+
+rms_norm, rotate_heads, gated = _ByRow(_rms_norm), _ByRow(_rotate_heads), _ByRow(_gated)

@@ -35,8 +35,6 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _TOLERANCE = 1e-5
-_MANY = 1 << 16
-"""Numbers from which on a second thread pays for being woken."""
 
 
 class FusedLayer(nn.Module):
@@ -69,8 +67,7 @@ class FusedLayer(nn.Module):
         normed = self._norms[1](hidden)
         gate_up = self._gate_up(normed)
         inner = torch.empty(len(hidden), gate_up.shape[1] // 2)
-        gated = cpu_kernels.gated if gate_up.numel() < _MANY else cpu_kernels.gated_threaded
-        gated(gate_up.numpy(), inner.numpy())
+        cpu_kernels.gated(gate_up.numpy(), inner.numpy())
         return self._down.plus(inner, hidden).unsqueeze(0)
 
     def _rotated(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> AttentionCall:
@@ -78,9 +75,8 @@ class FusedLayer(nn.Module):
         query = torch.empty(num_tokens, shape.num_heads, shape.head_size)
         key = torch.empty(num_tokens, shape.num_kv_heads, shape.head_size)
         value = torch.empty_like(key)
-        rotate = cpu_kernels.rotate_heads if qkv.numel() < _MANY else cpu_kernels.rotate_heads_threaded
         arrays = (qkv, cos[0].contiguous(), sin[0].contiguous(), query, key, value)
-        rotate(*(array.numpy() for array in arrays))
+        cpu_kernels.rotate_heads(*(array.numpy() for array in arrays))
         query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         return AttentionCall(self._index, query, key, value, shape.scaling, shape.window)
 
@@ -98,8 +94,7 @@ class _Norm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
-        norm = cpu_kernels.rms_norm if hidden.numel() < _MANY else cpu_kernels.rms_norm_threaded
-        norm(hidden.numpy(), self._weight, self._eps, out.numpy())
+        cpu_kernels.rms_norm(hidden.numpy(), self._weight, self._eps, out.numpy())
         return out
 
 

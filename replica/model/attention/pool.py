@@ -29,6 +29,7 @@ class PoolBackend:
     block_size = 32
 
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
+        cpu_kernels.use_threads(torch.get_num_threads())
         return _PoolStep(layout, cache)
 
 

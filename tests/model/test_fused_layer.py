@@ -1,0 +1,61 @@
+"""Which layers are rebuilt, and that a rebuilt one is the original in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from replica.model.fused_layer import FusedLayer, fuse_layers
+from replica.model.support import Probe, self_test
+from tests.model.tiny_models import VOCAB_SIZE, make_model
+
+_CPU = torch.device("cpu")
+
+
+def _fused(family: str, **changes: Any) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """How many layers were rebuilt; the probe's logits before and after."""
+    model = make_model(family, **changes)
+    shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
+    with torch.inference_mode():
+        before = probe.run(model)
+        count = fuse_layers(model, shapes, probe)
+        assert sum(isinstance(module, FusedLayer) for module in model.modules()) == count
+        return count, before, probe.run(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "llama with biases"])
+def test_layers_of_the_common_shape_are_rebuilt_and_compute_the_same(family: str) -> None:
+    biases = {"attention_bias": True, "mlp_bias": True} if family.endswith("biases") else {}
+    count, before, after = _fused(family.split()[0], **biases)
+    assert count == 3
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("qwen3", "norms of heads"),
+        ("gemma2", "four norms"),
+        ("gpt2", "other parts"),
+        ("mixtral", "experts"),
+        ("granite", "a factor before the residual: seen by its numbers only"),
+    ],
+)
+def test_layers_of_another_shape_stay_as_they_are(family: str, why: str) -> None:
+    changes = {"residual_multiplier": 0.5} if family == "granite" else {}
+    count, before, after = _fused(family, **changes)
+    assert count == 0, why
+    assert torch.equal(after, before)
+
+
+def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
+    model = make_model("llama")
+    shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
+    mlp = model.model.layers[1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda hidden: 1.001 * forward(hidden)
+    with torch.inference_mode():
+        assert fuse_layers(model, shapes, probe) == 2
+    assert not isinstance(model.model.layers[1], FusedLayer)

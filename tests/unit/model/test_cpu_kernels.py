@@ -1,0 +1,104 @@
+"""Compiled loops give what tensor operations give, for few rows and many, and hide nothing that isn't finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from replica.model import cpu_kernels
+
+_ROWS = (1, 3, 700)  # the last by all threads
+
+
+@pytest.mark.parametrize("rows", _ROWS)
+def test_the_norm_is_the_root_mean_square_norm(rows: int) -> None:
+    torch.manual_seed(1)
+    hidden, weight, found = torch.randn(rows, 96) * 30, torch.randn(96), torch.empty(rows, 96)
+    cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), np.float32(1e-5), found.numpy())
+    torch.testing.assert_close(found, functional.rms_norm(hidden, (96,), weight, 1e-5), atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("rows", _ROWS)
+def test_the_gate_is_silu_times_up(rows: int) -> None:
+    torch.manual_seed(2)
+    gate_up, found = torch.randn(rows, 192) * 10, torch.empty(rows, 96)
+    cpu_kernels.gated(gate_up.numpy(), found.numpy())
+    torch.testing.assert_close(found, functional.silu(gate_up[:, :96]) * gate_up[:, 96:], atol=1e-6, rtol=2e-6)
+
+
+@given(gate=st.floats(width=32), up=st.floats(width=32))
+@settings(max_examples=300)
+def test_a_gate_of_any_number_is_what_silu_makes_of_it(gate: float, up: float) -> None:
+    found = torch.empty(1, 1)
+    cpu_kernels.gated(np.array([[gate, up]], dtype=np.float32), found.numpy())
+    wanted = functional.silu(torch.tensor(gate)) * torch.tensor(up)
+    if gate < -85:  # a factor near 1e-37: what is left may be none, but not more
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-3, abs=1e-30 * max(1.0, abs(gate * up)), nan_ok=True)
+    else:
+        torch.testing.assert_close(found[0, 0], wanted, atol=1e-37, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", _ROWS)
+@pytest.mark.parametrize("rotated", [16, 8])
+def test_heads_are_cut_apart_and_rotated_by_halves(rows: int, rotated: int) -> None:
+    torch.manual_seed(3)
+    num_heads, num_kv_heads, size = 4, 2, 16
+    qkv, cos, sin = torch.randn(rows, 8 * size), torch.randn(rows, rotated), torch.randn(rows, rotated)
+    query, key, value = (torch.empty(rows, heads, size) for heads in (num_heads, num_kv_heads, num_kv_heads))
+    cpu_kernels.rotate_heads(*(array.numpy() for array in (qkv, cos, sin, query, key, value)))
+    heads = qkv.view(rows, 8, size)
+    torch.testing.assert_close(query, _rotate(heads[:, :4], cos, sin), atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(key, _rotate(heads[:, 4:6], cos, sin), atol=1e-6, rtol=2e-6)
+    assert torch.equal(value, heads[:, 6:])
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """By the book: x cos + rotate_half(x) sin on the first numbers of each head."""
+    width = cos.shape[1]
+    turned, rest = heads[..., :width], heads[..., width:]
+    first, second = turned.chunk(2, dim=-1)
+    half = torch.cat((-second, first), dim=-1)
+    return torch.cat((turned * cos[:, None] + half * sin[:, None], rest), dim=-1)
+
+
+@given(scores=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=70))
+@settings(max_examples=200)
+def test_shares_of_any_scores_are_their_softmax(scores: list[float]) -> None:
+    """One query of one number, whose scores are the keys; the values tell the shares apart."""
+    count = len(scores)
+    keys = torch.tensor(scores).view(1, 1, count, 1)
+    values = torch.eye(count).view(1, 1, count, count)
+    found = torch.empty(1, 1, count)
+    one, zero = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    cpu_kernels.decode_attention(
+        np.ones((1, 1, 1), dtype=np.float32),
+        keys.numpy(),
+        values.numpy(),
+        *(zero, zero, zero, zero, one * count, zero, np.array([0, 1])),
+        np.float32(1.0),
+        np.empty(0, dtype=np.float32),
+        found.numpy(),
+    )
+    torch.testing.assert_close(found[0, 0], torch.softmax(torch.tensor(scores), 0), atol=1e-7, rtol=1e-5)
+
+
+def test_one_score_that_is_no_number_makes_its_row_none_and_no_other() -> None:
+    keys = torch.randn(2, 1, 4, 8)
+    keys[1, 0, 2, 3] = float("nan")
+    found = torch.empty(2, 1, 8)
+    rows = np.arange(2)
+    cpu_kernels.decode_attention(
+        np.ones((2, 1, 8), dtype=np.float32),
+        keys.numpy(),
+        torch.randn(2, 1, 4, 8).numpy(),
+        *(rows, rows, rows, rows * 0, rows * 0 + 4, rows, np.array([0, 1, 2])),
+        np.float32(1.0),
+        np.empty(0, dtype=np.float32),
+        found.numpy(),
+    )
+    assert found.isfinite().all(dim=-1).flatten().tolist() == [True, False]
