@@ -65,8 +65,11 @@ class RankGroup:
         groups: Iterable[Any] = distributed.distributed_c10d._world.pg_map
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
-    def leave(self) -> None:
-        distributed.destroy_process_group()
+    def leave(self, *, orderly: bool) -> None:
+        """With all others (`orderly`), or when they are gone: then NCCL could wait for ever, and the process's end must
+        do."""
+        if orderly or self._device.type == "cpu":
+            distributed.destroy_process_group()
 
 
 class _SharedTokens:

@@ -42,7 +42,7 @@ def load_sharded(
             return _load(ranks, group, card, shares, scheduler, progress)
         except BaseException:
             ranks.kill()
-            group.leave()
+            group.leave(orderly=False)
             raise
     except EngineDead as error:
         ranks.kill()

@@ -13,6 +13,7 @@ Stop ----------------------------->
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 
 from replica.config import ModelConfig, SchedulerConfig
@@ -55,10 +56,20 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """`ticket` counts the steps given out, repeats included. Steps run in that order."""
+    """`ticket` counts the steps given out, repeats included. Steps run in that order. `plan` is pickled, once for all
+    ranks."""
 
     ticket: int
-    plan: StepPlan
+    plan: bytes
+
+    @classmethod
+    def of(cls, ticket: int, plan: StepPlan) -> RunStep:
+        return cls(ticket, pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def unpacked(self) -> StepPlan:
+        plan = pickle.loads(self.plan)
+        assert isinstance(plan, StepPlan)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def main(socket_fd: int) -> None:
             _run_steps(runner, group, inbox, channel)
         finally:
             runner.close()
-        group.leave()
+        group.leave(orderly=True)
     except PeerGone:
         _log.info("the engine is gone; rank ends")
         os._exit(0)  # nobody is left to take leave of in torch.distributed
@@ -113,11 +113,11 @@ def _run_steps(runner: ModelRunner, group: RankGroup, inbox: _Inbox, channel: Ch
     """Until told to stop."""
     while True:
         match inbox.next():
-            case RunStep(ticket, plan):
-                done = _run(runner, group, RunStep(ticket, plan))
+            case RunStep() as step:
+                done = _run(runner, group, step)
                 channel.post(done)
                 channel.flush(_FLUSH_S)
-                if done.failure is not None and not inbox.wait_for(Proceed(ticket), PROCEED_S):
+                if done.failure is not None and not inbox.wait_for(Proceed(step.ticket), PROCEED_S):
                     _log.error("step failed here, and the first rank doesn't say that all may go on; rank ends")
                     os._exit(1)
             case Proceed():
@@ -130,9 +130,9 @@ def _run_steps(runner: ModelRunner, group: RankGroup, inbox: _Inbox, channel: Ch
 
 def _run(runner: ModelRunner, group: RankGroup, step: RunStep) -> StepDone:
     try:
-        runner.submit(step.plan)
+        runner.submit(step.unpacked())
     except Exception as error:  # noqa: BLE001 - the first rank decides what it means
-        _log.warning("step %d failed on this rank: %s: %s", step.plan.step, type(error).__name__, error)
+        _log.warning("a step failed on this rank: %s: %s", type(error).__name__, error)
         failure = f"{type(error).__name__}: {error}"
         return StepDone(step.ticket, group.num_collectives(), failure, isinstance(error, OutOfDeviceMemory))
     return StepDone(step.ticket, group.num_collectives())

@@ -104,8 +104,8 @@ class Ranks:
                     return error
         return None
 
-    def close(self) -> None:
-        """Ends them in order; who isn't gone after a while is killed."""
+    def stop(self) -> None:
+        """Tells them to end."""
         self._ending.set()
         for rank in self._ranks:
             try:
@@ -113,6 +113,9 @@ class Ranks:
                 rank.channel.flush(_TELL_S)
             except PeerGone:
                 continue
+
+    def close(self) -> None:
+        """After `stop`: waits until they have ended. Who hasn't after a while is killed."""
         deadline_s = time.monotonic() + EXIT_GRACE_S
         for rank in self._ranks:
             rank.join(max(0.0, deadline_s - time.monotonic()))

@@ -78,7 +78,7 @@ class TensorParallelRunner:
         ticket = self._next_ticket
         self._next_ticket += 1
         with self._dying():
-            self._ranks.send(RunStep(ticket, plan_for_ranks(plan, self.shape.block_size)))
+            self._ranks.send(RunStep.of(ticket, plan_for_ranks(plan, self.shape.block_size)))
         try:
             step = self._inner.submit(plan)
         except Exception as error:
@@ -103,9 +103,12 @@ class TensorParallelRunner:
                 _raise(error, failed)
 
     def close(self) -> None:
-        self._ranks.close() if self._dead is None else self._ranks.kill()
+        orderly = self._dead is None
+        if orderly:
+            self._ranks.stop()
         self._inner.close()
-        self._group.leave()
+        self._group.leave(orderly=orderly)
+        self._ranks.close() if orderly else self._ranks.kill()
 
     def _own_word(self, ticket: int) -> StepDone:
         own = StepDone(ticket, self._group.num_collectives())
