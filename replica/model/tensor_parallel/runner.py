@@ -15,19 +15,40 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from replica.errors import EngineDead
 from replica.model.api import InFlightStep, ModelRunner, ModelShape, OutOfDeviceMemory
 from replica.model.tensor_parallel.messages import Proceed, RunStep, StepDone
-from replica.model.tensor_parallel.ranks import Ranks
 from replica.scheduler.plan import StepPlan, StepResult
-
-if TYPE_CHECKING:
-    from replica.model.tensor_parallel.group import RankGroup
 
 SETTLE_S = 20.0
 """A rank that has been given a step says so long after the first rank is done with it at the latest."""
+
+
+class OtherRanks(Protocol):
+    """`ranks.Ranks`: the processes of the other ranks."""
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def send(self, message: object) -> None: ...
+
+    def collect(self, limit_s: float) -> list[object]: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Collectives(Protocol):
+    """`group.RankGroup`: this process among them."""
+
+    def num_collectives(self) -> int: ...
+
+    def leave(self, *, orderly: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -51,7 +72,7 @@ class ParallelStep:
 class TensorParallelRunner:
     """A `ModelRunner` of `inner`, which holds the first rank's shard, and the other ranks."""
 
-    def __init__(self, inner: ModelRunner, ranks: Ranks, group: RankGroup) -> None:
+    def __init__(self, inner: ModelRunner, ranks: OtherRanks, group: Collectives) -> None:
         self._inner = inner
         self._ranks = ranks
         self._group = group
