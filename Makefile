@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow check format bench-scheduler bench-engine bench-peers peer-vllm clean
+.PHONY: help serve test test-slow test-gpu check format bench-scheduler bench-engine bench-peers bench-gpu peer-vllm clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,6 +15,9 @@ PYTHON ?=
 PEER ?=
 PEER_PYTHON ?= $(PEER)
 PEER_VENV ?=
+
+# Interpreter for test-gpu and bench-gpu: it has torch, transformers and pytest; these two install nothing.
+PYTHON_GPU ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 # A stamp is written when its installation has ended well, and is older than what it was made from when that changes.
 RUN_STAMP := $(VENV)/.brimful-run
@@ -33,6 +36,9 @@ test: $(DEV_STAMP) ## Run the fast tests (ARGS="tests/unit -x")
 
 test-slow: $(DEV_STAMP) ## Run the long tests: whole clusters, killed processes, real models
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: ## Run the tests that need a GPU, with PYTHON_GPU=python3 of that machine
+	$(PYTHON_GPU) -m pytest -c tests/gpu/pytest.ini --rootdir . -rs tests/gpu $(ARGS)
 
 check: $(DEV_STAMP) ## Format, lint, types, import contracts, sizes
 	$(BIN)/ruff format --check .
@@ -53,6 +59,9 @@ bench-engine: $(DEV_STAMP) ## Our engine against this machine's limits, and wher
 
 bench-peers: $(DEV_STAMP) ## Our engine beside vLLM (PEER_PYTHON=its-venv/bin/python) and transformers
 	$(BIN)/brimful bench peers $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(ARGS)
+
+bench-gpu: ## Steps of a model against the limits of the GPU (ARGS="--model llama-8b"), with PYTHON_GPU
+	@$(PYTHON_GPU) -m deployments.cli.bench_gpu $(ARGS)
 
 peer-vllm: $(DEV_STAMP) ## Make an environment with vLLM to measure against: PEER_VENV=folder outside this repository
 	@test -n '$(PEER_VENV)' || { echo 'say where: make peer-vllm PEER_VENV=folder'; exit 2; }

@@ -1,12 +1,14 @@
-"""The commands `brimful bench ...`: the engine against this machine's limits, and beside its peers."""
+"""The commands `brimful bench ...`: the engine against this machine's limits and beside its peers, a GPU's steps."""
 
 from __future__ import annotations
 
 import typer
 
 from deployments.cli.bench_engine import engine
+from deployments.cli.bench_gpu import gpu
 from deployments.cli.bench_peers import peers
 
 bench = typer.Typer(help="Measure the engine on this machine.", rich_markup_mode=None)
 bench.command()(engine)
 bench.command()(peers)
+bench.command()(gpu)

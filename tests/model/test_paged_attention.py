@@ -3,26 +3,22 @@ and decode steps made from tensors only, as a captured graph holds them."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from replica.model.attention.backend import AttentionBackend
-from replica.model.attention.interface import AttentionCall
 from replica.model.attention.paged import PagedBackend, decode_layout
 from replica.model.attention.reference import ReferenceBackend
 from replica.model.attention.varlen import VarlenBackend
 from replica.model.inputs import build_inputs
-from replica.model.kv_cache import KVCache
 from replica.model.support import LayerShape
-from tests.model.plans import Row, make_plan
+from tests.model.plans import make_plan
+from tests.model.ragged import NUM_BLOCKS, World, assert_close
 from tests.model.varlen_double import VarlenDouble
 
 _CPU = torch.device("cpu")
-_NUM_BLOCKS = 96
 
 
 def _triton(num_processors: int = 64, min_share: int = 256) -> AttentionBackend:
@@ -50,71 +46,6 @@ _LAYERS = {
 _VARLEN_LACKS = ("soft cap", "odd sizes, one KV head")
 
 
-@dataclass
-class World:
-    """Sequences that grow by random steps; `cache` is the backend's, `twin` the reference's. Unused blocks are NaN."""
-
-    layer: LayerShape
-    block_size: int
-    seed: int
-    dtype: torch.dtype = torch.float32
-    lengths: list[int] = field(default_factory=lambda: [0] * 5)
-    tables: list[list[int]] = field(default_factory=lambda: [[] for _ in range(5)])
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.random = random.Random(self.seed)
-        self.free = list(range(_NUM_BLOCKS))
-        self.random.shuffle(self.free)
-        self.sinks = torch.randn(self.layer.num_heads) if self.layer.has_sinks else None
-        self.cache, self.twin = self._pool(), self._pool()
-
-    def _pool(self) -> KVCache:
-        cache = KVCache([self.layer], _NUM_BLOCKS + 1, self.block_size, self.dtype, _CPU)
-        for tensor in (cache.keys[0], cache.values[0]):
-            tensor.fill_(float("nan"))
-        return cache
-
-    def rows(self, counts: dict[int, int]) -> list[Row]:
-        """The sequences grow by so many tokens; their tables with them, and further ahead now and then."""
-        rows = []
-        for lane, count in counts.items():
-            start = self.lengths[lane]
-            self.lengths[lane] += count
-            while len(self.tables[lane]) * self.block_size < self.lengths[lane] + self.random.choice((0, 5)):
-                self.tables[lane].append(self.free.pop())
-            rows.append(Row(lane, start, [0] * count, self.tables[lane]))
-        return rows
-
-    def call(self, num_tokens: int) -> AttentionCall:
-        layer = self.layer
-        # Strides as transformers gives them: [T, heads, D] seen as [heads, T, D].
-        query, key, value = (
-            torch.randn(num_tokens, heads, size, dtype=self.dtype).transpose(0, 1)
-            for heads, size in (
-                (layer.num_heads, layer.head_size),
-                (layer.num_kv_heads, layer.head_size),
-                (layer.num_kv_heads, layer.value_size),
-            )
-        )
-        return AttentionCall(0, query, key, value, 0.4, layer.window, layer.softcap, self.sinks)
-
-    def step(self, backend: AttentionBackend, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """What the backend and the reference make of one step."""
-        layout = build_inputs(make_plan(1, self.rows(counts)), self.block_size, _CPU).layout
-        call = self.call(sum(counts.values()))
-        found = backend.prepare(layout, self.cache).attend(call)
-        return found, ReferenceBackend().prepare(layout, self.twin).attend(call)
-
-    def random_counts(self) -> dict[int, int]:
-        lanes = self.random.sample(range(5), self.random.randint(1, 5))
-        return {lane: self.random.choice((1, 1, 1, 2, 7, 30)) for lane in lanes if self.lengths[lane] < 90}
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float = 5e-6) -> None:
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("kind", _LAYERS)
 @pytest.mark.parametrize("name", ["triton", "varlen"])
@@ -128,7 +59,7 @@ def test_random_ragged_steps_equal_the_reference(name: str, kind: str, block_siz
         if block_size == 1:  # a block a token
             counts = {lane: min(count, 2) for lane, count in counts.items()}
         if counts:
-            _close(*world.step(backend, counts))
+            assert_close(*world.step(backend, counts))
 
 
 @pytest.mark.parametrize("name", _BACKENDS)
@@ -144,16 +75,16 @@ def test_decodes_from_tensors_equal_the_reference_and_padding_reaches_nobody(nam
         # Two rows of padding; behind each row's own blocks stand foreign ones, full of NaN.
         foreign = world.free[0]
         tables = torch.full((6, 7), foreign, dtype=torch.int32)
-        tables[4:] = _NUM_BLOCKS
+        tables[4:] = NUM_BLOCKS
         for line, row in enumerate(rows):
             used = row.table[: row.start // 16 + 1]
             tables[line, : len(used)] = torch.tensor(used)
         positions = torch.tensor([*(row.start for row in rows), 1, 1])
-        paged = decode_layout(tables, positions, 16, spare_block=_NUM_BLOCKS, max_context=112)
+        paged = decode_layout(tables, positions, 16, spare_block=NUM_BLOCKS, max_context=112)
         found = backend.prepare_paged(paged, world.cache).attend(call)
         short = replace(call, query=call.query[:, :4], key=call.key[:, :4], value=call.value[:, :4])
         expected = ReferenceBackend().prepare(layout, world.twin).attend(short)
-        _close(found[:4], expected)
+        assert_close(found[:4], expected)
         assert world.cache.keys[0][foreign].isnan().all()
 
 
@@ -166,23 +97,23 @@ def test_a_blocks_rest_is_cleared_when_a_sequence_enters_it() -> None:
     assert not world.cache.values[0][second].isnan().any()
     world.step(_triton(), {0: 1})
     assert world.cache.values[0][second, :, 3].count_nonzero() > 0
-    _close(world.cache.keys[0][second], world.twin.keys[0][second], 0.0)
+    assert_close(world.cache.keys[0][second], world.twin.keys[0][second], 0.0)
 
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_long_contexts_are_split_and_merged_to_the_same(window: int | None) -> None:
     backend = _triton(num_processors=64, min_share=32)
     world = World(LayerShape(2, 1, 16, 16, window=window, has_sinks=True), 16, seed=1)
-    _close(*world.step(backend, {0: 250}))
-    _close(*world.step(backend, {1: 70, 2: 3}))
+    assert_close(*world.step(backend, {0: 250}))
+    assert_close(*world.step(backend, {1: 70, 2: 3}))
     for _ in range(2):
-        _close(*world.step(backend, {0: 1, 1: 1, 2: 1}))
+        assert_close(*world.step(backend, {0: 1, 1: 1, 2: 1}))
 
 
 def test_half_precision_is_as_close_as_it_can_be() -> None:
     world = World(LayerShape(4, 2, 16, 16), 16, seed=2, dtype=torch.float16)
-    _close(*world.step(_triton(), {0: 20, 1: 40}), 2e-3)
-    _close(*world.step(_triton(), {0: 1, 1: 3}), 2e-3)
+    assert_close(*world.step(_triton(), {0: 20, 1: 40}), 2e-3)
+    assert_close(*world.step(_triton(), {0: 1, 1: 3}), 2e-3)
 
 
 def test_a_row_with_nan_in_its_own_context_fails_alone() -> None:
@@ -192,4 +123,4 @@ def test_a_row_with_nan_in_its_own_context_fails_alone() -> None:
     world.cache.keys[0][world.tables[0][0], 0, 3] = float("nan")
     found, expected = world.step(backend, {0: 1, 1: 3})
     assert found[0].isnan().any()
-    _close(found[1:], expected[1:])
+    assert_close(found[1:], expected[1:])

@@ -48,7 +48,7 @@ def choose_attention(
 ) -> AttentionBackend:
     """`candidates` None: the device's. Raises `SettingError` when `setting` names a backend that can't serve here."""
     if candidates is None:
-        candidates = list(_candidates(layers, dtype, device, block_size, batch_invariant=batch_invariant))
+        candidates = list(device_candidates(layers, dtype, device, block_size, batch_invariant=batch_invariant))
     names = list(dict.fromkeys(candidate.name for candidate in candidates))
     if setting not in ("auto", *names):
         raise SettingError(
@@ -87,14 +87,15 @@ def _tried(
     return (backend, None) if reason is None else (None, reason)
 
 
-def _candidates(
+def device_candidates(
     layers: Sequence[LayerShape],
     dtype: torch.dtype,
     device: torch.device,
-    block_size: int | None,
+    block_size: int | None = None,
     *,
-    batch_invariant: bool,
+    batch_invariant: bool = False,
 ) -> Iterator[Candidate]:
+    """The fastest first."""
     if batch_invariant:
         yield Candidate("tiles", partial(make_backend, "tiles"), is_tried=False)
         return

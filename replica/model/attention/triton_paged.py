@@ -24,7 +24,6 @@ from replica.model.kv_cache import KVCache
 from replica.model.transfers import to_device
 
 _DECODE_LINES = 16
-_CHUNK_LINES = 64
 _MAX_SPLITS = 32
 
 
@@ -40,11 +39,31 @@ class TritonBackend:
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
         device = layout.slot_blocks.device
         return _TritonStep(
-            paged_layout(layout), cache, self._splitting, lambda group: _cut(layout.num_tokens, group, device)
+            paged_layout(layout),
+            cache,
+            self._splitting,
+            lambda group, chunk_lines: _cut(layout.num_tokens, group, chunk_lines, device),
         )
 
     def prepare_paged(self, layout: PagedLayout, cache: KVCache) -> AttentionStep:
-        return _TritonStep(layout, cache, self._splitting, lambda group: [_decode_tiles(layout, group)])
+        return _TritonStep(layout, cache, self._splitting, lambda group, _: [_decode_tiles(layout, group)])
+
+
+class _KernelShape(NamedTuple):
+    """What fits the registers and the shared memory of a processor: lines of a chunk's tile, positions a pass."""
+
+    chunk_lines: int
+    positions: int
+    num_warps: int
+    num_stages: int
+
+
+def _kernel_shape(head_size: int) -> _KernelShape:
+    if head_size <= 128:
+        return _KernelShape(64, 64, num_warps=4, num_stages=2)
+    if head_size <= 256:
+        return _KernelShape(64, 32, num_warps=8, num_stages=2)
+    return _KernelShape(32, 32, num_warps=8, num_stages=1)
 
 
 class _Splitting(NamedTuple):
@@ -71,8 +90,8 @@ class _Tiles:
     split: bool
 
 
-def _cut(num_tokens: IntArray, group: int, device: torch.device) -> list[_Tiles]:
-    """A step's tiles as layers see them whose KV heads serve `group` query heads each."""
+def _cut(num_tokens: IntArray, group: int, chunk_lines: int, device: torch.device) -> list[_Tiles]:
+    """A step's tiles as layers see them whose KV heads serve `group` query heads each; chunks have `chunk_lines`."""
     single = num_tokens == 1
     launches = []
 
@@ -84,7 +103,7 @@ def _cut(num_tokens: IntArray, group: int, device: torch.device) -> list[_Tiles]
         rows = np.flatnonzero(single)
         add(rows, np.zeros_like(rows), 1, _num_lines(_DECODE_LINES, group), split=True)
     if not single.all():
-        num_lines = _num_lines(_CHUNK_LINES, group)
+        num_lines = _num_lines(chunk_lines, group)
         num_queries = num_lines // group
         rows = np.flatnonzero(~single)
         counts = -(-num_tokens[rows] // num_queries)
@@ -106,22 +125,23 @@ def _num_lines(least: int, group: int) -> int:
 
 class _TritonStep:
     def __init__(
-        self, layout: PagedLayout, cache: KVCache, splitting: _Splitting, cut: Callable[[int], list[_Tiles]]
+        self, layout: PagedLayout, cache: KVCache, splitting: _Splitting, cut: Callable[[int, int], list[_Tiles]]
     ) -> None:
         self._layout = layout
         self._cache = cache
         self._splitting = splitting
         self._cut = cut
-        self._launches: dict[int, list[_Tiles]] = {}
+        self._launches: dict[tuple[int, int], list[_Tiles]] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         write(call, self._cache, self._layout)
         num_heads, num_tokens, _ = call.query.shape
         out = call.query.new_empty(num_tokens, num_heads, call.value.shape[-1])
-        group = num_heads // call.key.shape[0]
-        if group not in self._launches:
-            self._launches[group] = self._cut(group)
-        for tiles in self._launches[group]:
+        shape = _kernel_shape(max(call.query.shape[-1], call.value.shape[-1]))
+        cut = num_heads // call.key.shape[0], shape.chunk_lines
+        if cut not in self._launches:
+            self._launches[cut] = self._cut(*cut)
+        for tiles in self._launches[cut]:
             self._launch(call, tiles, out)
         return out
 
@@ -134,6 +154,7 @@ class _TritonStep:
             share_weight = torch.empty(target.shape[:-1], dtype=torch.float32, device=out.device)
         query, layout = call.query.transpose(0, 1).contiguous(), self._layout
         key_lanes, value_lanes = _lanes(query.shape[-1]), _lanes(out.shape[-1])
+        shape = _kernel_shape(max(key_lanes, value_lanes))
         attend_tiles[(num_tiles, num_kv_heads, num_splits)](
             query,
             self._cache.keys[call.layer],
@@ -157,15 +178,15 @@ class _TritonStep:
             BLOCK_SIZE=layout.block_size,
             TILE_Q=tiles.num_queries,
             TILE_M=tiles.num_lines,
-            TILE_N=64 if max(key_lanes, value_lanes) <= 128 else 32,
+            TILE_N=shape.positions,
             SPLIT=tiles.split,
             WINDOW=call.window or 0,
             SOFTCAP=float(call.softcap or 0.0),
             HAS_SINKS=call.sinks is not None,
             # float32 means float32: the tensor cores' short form of it would show in greedy tokens.
             PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=4,
-            num_stages=2,
+            num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
         )
         if tiles.split:
             merge_shares[(num_tiles, num_heads)](
