@@ -47,7 +47,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._common = common
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
-        self._series: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}
+        self._series: dict[tuple[object, ...] | str, Counter | Gauge | Histogram] = {}
         for spec in specs:
             labels = (*common, *spec.labels)
             if spec.kind == "histogram":
@@ -82,7 +82,7 @@ class Metrics:
 
     def _find(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
         """One series. Kept, because the library's own look-up costs more than counting."""
-        key = (name, *labels.items())
+        key = (name, *labels.items()) if labels else name
         series = self._series.get(key)
         if series is None:
             metric, all_labels = self._metrics[name], self._common | labels

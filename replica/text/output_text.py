@@ -54,6 +54,8 @@ class OutputText:
 
         `stop_reason` is the stop token id that ended the sequence inside the engine, if one did.
         """
+        if finish_reason is None and not self._sampling.stop:  # nearly all tokens: nothing to watch for
+            return TextUpdate(self._detokenizer.feed(token_ids), len(token_ids))
         shown = list(token_ids)
         if stop_reason is not None and shown and shown[-1] == stop_reason:
             shown.pop()
