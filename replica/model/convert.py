@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replica.errors import ModelNotFound, ModelUnsupported
+from replica.errors import ModelNotFound, ModelUnsupported, StartupError
+from replica.model import checkpoint
 from replica.model_card import TOKENIZER_FILE
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # The conversion draws a progress bar that no setting of transformers turns off.
-    with quiet_transformers(), redirect_stderr(io.StringIO()), _readable_errors(str(gguf)):
+    with quiet_transformers(), redirect_stderr(io.StringIO()), readable_errors(str(gguf)):
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         # The weights are plain float32 now; a model that still says "quantized" refuses to be saved.
@@ -62,25 +63,32 @@ def read_checkpoint(weights_dir: Path, folder: Path) -> CheckpointFacts:
 
     Raises `ModelNotFound` for unreadable files and `ModelUnsupported` for a model that can't be served.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    from replica.model.support import require_supported_config
-
-    require_model_folder(weights_dir)
-    with quiet_transformers(), _readable_errors(str(weights_dir)):
-        config = AutoConfig.from_pretrained(weights_dir)
-        require_supported_config(config)
-        tokenizer = AutoTokenizer.from_pretrained(weights_dir)
+    config = read_model_config(weights_dir)
+    checkpoint.weight_files(weights_dir)
+    with quiet_transformers(), readable_errors(str(weights_dir)):
+        tokenizer = AutoTokenizer.from_pretrained(weights_dir, trust_remote_code=False)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelUnsupported(f"{weights_dir} has no fast tokenizer; convert it to a tokenizer.json first")
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER_FILE))
     return _facts(config, tokenizer, _generation_config(weights_dir))
 
 
-def require_model_folder(folder: Path) -> None:
-    """Raise `ModelNotFound` for a folder that can't be a checkpoint of transformers."""
-    if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{folder} has no config.json: it is not a transformers model folder")
+def read_model_config(weights_dir: Path) -> PretrainedConfig:
+    """The configuration of a model that the static rule lets pass.
+
+    Raises `ModelNotFound` for unreadable files and `ModelUnsupported` for a model that can't be served.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    from replica.model.support import require_supported_config
+
+    checkpoint.require_no_own_code(weights_dir, CONFIG_MAPPING.keys())
+    with quiet_transformers(), readable_errors(str(weights_dir)):
+        config: PretrainedConfig = AutoConfig.from_pretrained(weights_dir, trust_remote_code=False)
+        require_supported_config(config)
+    return config
 
 
 def _facts(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, generation: dict[str, Any]) -> CheckpointFacts:
@@ -165,11 +173,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def _readable_errors(where: str) -> Iterator[None]:
+def readable_errors(where: str) -> Iterator[None]:
     """transformers raises OSError, ValueError, KeyError, ImportError and more for files that it can't use."""
     try:
         yield
-    except (ModelNotFound, ModelUnsupported, MemoryError):
+    except (StartupError, MemoryError):
         raise
     except OSError as error:
         if error.errno is not None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from replica.config import ModelConfig
 from replica.errors import BrimfulError, ModelNotFound, SettingError
-from replica.model import convert
+from replica.model import checkpoint, convert
 from replica.model.api import ERROR_PREFIX, Progress
 from replica.model.cache_folder import (
     build_folder,
@@ -96,7 +96,7 @@ def _find_source(config: ModelConfig, root: Path, progress: Progress) -> _Source
         return _gguf_source(path.absolute(), progress)
     if path.is_dir():
         folder = path.absolute()
-        convert.require_model_folder(folder)
+        checkpoint.read_config(folder)
         return _Source(folder.name, _key(folder.name, str(folder), _stamp(folder)), None, folder, None)
     if path.is_file() or path.is_absolute() or model.startswith((".", "~")):
         raise ModelNotFound(f"there is no model folder {model}; check --model")

@@ -29,13 +29,16 @@ from replica.model.attention.backend import AttentionBackend
 from replica.model.attention.choice import choose_attention
 from replica.model.attention.interface import AttentionStep, attention_step
 from replica.model.attention.paged import PagedBackend
+from replica.model.cpu_threads import use_cpu_threads
 from replica.model.fused_layer import fuse_layers
 from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
 from replica.model.in_flight import InFlight, device_errors
 from replica.model.inputs import build_inputs
-from replica.model.kv_cache import KVCache, cpu_kv_bytes, model_len_that_fits, pool_size, require_cpu_memory
+from replica.model.kv_cache import KVCache
+from replica.model.kv_memory import SpareMemory, cpu_spare_memory, cuda_spare_memory, fit_pool
 from replica.model.lane_tokens import LaneTokens
 from replica.model.linear import pack_linears
+from replica.model.mask_probe import require_windows_in_calls
 from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
 from replica.model.support import LayerShape, Probe, pin_rope, self_test
@@ -64,8 +67,8 @@ def load_runner(
     if config.tensor_parallel_size != group.size:
         raise ValueError(f"{config.tensor_parallel_size} shards can't be held by {group.size} processes")
     device = group.device or choose_device(config.device)
-    if device.type == "cpu" and config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    if device.type == "cpu":
+        use_cpu_threads(config.num_threads)
     progress(f"loading the weights of {card.name} on {device}")
     model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
@@ -152,16 +155,16 @@ def _fitting_shape(
             scheduler,
             config.gpu_memory_utilization,
         )
+        memory = cuda_spare_memory(free, config.gpu_memory_utilization, device)
     else:
-        free = cpu_kv_bytes() // group.size
-    pool = pool_size(config, layers, block_size, model.dtype, group.least(free))
-    if device.type == "cpu":
-        require_cpu_memory(pool.num_blocks * block_size * pool.kv_bytes_per_token * group.size)
-    max_model_len = model_len_that_fits(config.max_model_len, card.max_position, pool, block_size)
+        memory = cpu_spare_memory(group.size)
+    memory = SpareMemory(group.least(memory.unasked), group.least(memory.most))
+    pool = fit_pool(config, layers, block_size, model.dtype, memory, card.max_position, num_spare=1)
+    require_windows_in_calls(model, pool.max_model_len)
     return replace(
         shape,
         num_blocks=pool.num_blocks,
-        max_model_len=max_model_len,
+        max_model_len=pool.max_model_len,
         kv_bytes_per_token=pool.kv_bytes_per_token,
     )
 

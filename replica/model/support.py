@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from replica.errors import ModelUnsupported
 from replica.model.attention import interface
 from replica.model.attention.interface import AttentionCall, attention_step, masked_softmax_attention
+from replica.model.convert import first_line
 
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _PROBE_LENGTHS = (7, 5)
@@ -63,7 +64,7 @@ def require_supported_config(config: PretrainedConfig) -> None:
 def _static_reason(model_class: type[PreTrainedModel], text: PretrainedConfig) -> str | None:
     if getattr(model_class, "_is_stateful", False):
         return "it keeps a recurrent state, which paged attention can't hold"
-    if not (getattr(model_class, "_supports_attention_backend", False) and model_class._can_set_attn_implementation()):
+    if not model_class._can_set_attn_implementation():
         return "its attention can't be replaced by paged attention"
     others = sorted(set(getattr(text, "layer_types", None) or ()) - _SUPPORTED_LAYERS)
     if others:
@@ -143,10 +144,14 @@ class Probe:
         return ProbeStep(self._owners, self._positions)
 
     def run(self, model: PreTrainedModel, step: ProbeStep | None = None) -> Tensor:
-        """Logits [T, vocabulary] of the packed forward of a model that is set to paged attention."""
+        """Logits [T - 1, vocabulary], of all tokens but the first, of the packed forward of a model that is set to
+        paged attention. One is left out to see that the model leaves it out."""
         token_ids = torch.cat(self.sequences)[self.order]
+        kept = torch.arange(1, len(token_ids), device=token_ids.device)
         with attention_step(step or self.step()):
-            output = model(input_ids=token_ids[None], position_ids=self._positions[None], use_cache=False)
+            output = model(
+                input_ids=token_ids[None], position_ids=self._positions[None], use_cache=False, logits_to_keep=kept
+            )
         logits: Tensor = output.logits[0]
         return logits
 
@@ -160,27 +165,41 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
     text = model.config.get_text_config()
     probe = Probe(int(text.vocab_size), next(model.parameters()).device)
     with torch.inference_mode():
-        dense = torch.cat([dense_logits(model, tokens) for tokens in probe.sequences])[probe.order]
+        dense = _dense_probe(model, probe)
         step = probe.step()
         interface.register()
         model.set_attn_implementation(interface.ATTENTION_NAME)
         try:
             logits = probe.run(model, step)
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelUnsupported(f"{name} can't run with paged attention: {reason}") from error
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ModelUnsupported(f"{name} can't run with paged attention: {first_line(error)}") from error
     if sorted(step.layers) != list(range(text.num_hidden_layers)):
         raise ModelUnsupported(
             f"{name} can't be served: attention ran {len(step.layers)} times for {text.num_hidden_layers} layers, "
             "so some layers keep a state that paged attention doesn't hold"
         )
+    if logits.shape != dense.shape:
+        raise ModelUnsupported(f"{name} can't be served: it doesn't give the logits of chosen tokens only")
     require_equal_logits(name, logits, dense)
     return [step.shapes[layer] for layer in range(text.num_hidden_layers)]
 
 
+def _dense_probe(model: PreTrainedModel, probe: Probe) -> Tensor:
+    """What `probe.run` should give."""
+    try:
+        dense = torch.cat([dense_logits(model, tokens) for tokens in probe.sequences])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ModelUnsupported(f"transformers can't run {model.config.model_type} here: {first_line(error)}") from error
+    return dense[probe.order[1:]]
+
+
 def dense_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Logits [T, vocabulary] of one sequence by transformers' own attention, without a cache."""
-    with _implementation(model, "eager"):
+    with attention_implementation(model, "eager"):
         output = model(input_ids=tokens[None], use_cache=False)
     logits: Tensor = output.logits[0]
     return logits
@@ -198,7 +217,7 @@ def require_equal_logits(name: str, packed: Tensor, dense: Tensor) -> None:
 
 
 @contextmanager
-def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:

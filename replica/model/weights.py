@@ -1,4 +1,4 @@
-"""Loads a prepared model's weights onto the device, in the precision asked for."""
+"""Loads a prepared model's weights onto the device, in the precision asked for, or says in one line why it can't."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
-from replica.model.convert import first_line, quiet_transformers
-from replica.model.support import require_supported_config
+from replica.model import checkpoint
+from replica.model.convert import first_line, quiet_transformers, read_model_config, readable_errors
+from replica.model.host_memory import available_bytes
+from replica.model.quantization import require_computable_quantization
 from replica.model.tensor_parallel.sharding import require_shardable
 from replica.model_card import ModelCard
 
+_NUM_NAMED = 3
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -43,33 +46,74 @@ def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num_shards: int = 1) -> PreTrainedModel:
-    """The model on `device`, in inference mode of its layers (no dropout), without gradients; or, of `num_shards`, the
-    one of this process's rank in torch.distributed, cut as transformers' own plan says.
+    """The model on `device`, in inference mode of its layers (no dropout), without gradients. With `num_shards` this
+    process's shard of it: all of them load together.
 
-    Raises `ModelNotFound`, `ModelUnsupported`, `ResourceError`, or `SettingError` for a number of shards that can't be.
+    Raises `ModelNotFound`, `ModelUnsupported`, `ResourceError` or `SettingError`.
     """
+    folder = Path(card.weights_dir)
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"the weights of {card.name} are gone from {folder}; prepare the model again")
     dtype = choose_dtype(config.dtype, device)
-    if not (Path(card.weights_dir) / "config.json").is_file():
-        raise ModelNotFound(f"the weights of {card.name} are gone from {card.weights_dir}; prepare the model again")
+    model_config = read_model_config(folder)
+    if num_shards > 1:
+        require_shardable(card.name, model_config, num_shards)
+    expanded = require_computable_quantization(model_config, device)
+    size = checkpoint.loaded_bytes(checkpoint.weight_files(folder), dtype.itemsize, expanded=expanded)
+    _require_room(card.name, size // num_shards, dtype, device)
     try:
-        with quiet_transformers():
-            published = AutoConfig.from_pretrained(card.weights_dir)
-            require_supported_config(published)
-            placement: dict[str, Any] = {"device_map": {"": device}}
-            if num_shards > 1:
-                require_shardable(card.name, published, num_shards)
-                placement = {"distributed_config": DistributedConfig(tp_size=num_shards)}
-            model = AutoModelForCausalLM.from_pretrained(
-                card.weights_dir, dtype=dtype, attn_implementation="eager", **placement
-            )
-    except (torch.OutOfMemoryError, MemoryError) as error:
+        with quiet_transformers(), readable_errors(str(folder)):
+            model, report = _load(folder, dtype, device, num_shards)
+    except OSError as error:
+        raise ModelNotFound(f"the weights in {folder} can't be read: {first_line(error)}") from error
+    except MemoryError as error:
         raise ResourceError(
             f"the weights of {card.name} don't fit the memory of {device}; choose a smaller model or --dtype bfloat16"
         ) from error
-    except OSError as error:
-        raise ModelNotFound(f"the weights in {card.weights_dir} can't be read: {first_line(error)}") from error
-    except (ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
-        raise ModelUnsupported(f"transformers can't load {card.name}: {first_line(error)}") from error
+    _require_complete(card.name, report)
     model.requires_grad_(False)
-    loaded: PreTrainedModel = model.eval()  # type: ignore[no-untyped-call]
+    loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device, num_shards: int) -> tuple[Any, dict[str, Any]]:
+    """The model and what transformers found amiss. Pickled checkpoints are read as data only: their code isn't run."""
+    where: dict[str, Any] = {"device_map": {"": device}}
+    if num_shards > 1:
+        where = {"distributed_config": DistributedConfig(tp_size=num_shards)}
+    try:
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, whose names the error lacks
+            **where,
+        )
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    model, report = found
+    return model, report
+
+
+def _require_room(name: str, need: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Better one line now than a process that is killed while it loads."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    if need <= free:
+        return
+    advice = "set --dtype bfloat16" if dtype.itemsize > 2 and need // 2 <= free else "choose a smaller model"
+    raise ResourceError(
+        f"the weights of {name} take {need / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')}, "
+        f"{max(free, 0) / 1e9:.2f} GB of memory are left on {device}; {advice}"
+    )
+
+
+def _require_complete(name: str, report: dict[str, Any]) -> None:
+    """What a checkpoint lacks would be random numbers: the model would answer, and wrongly."""
+    for kind, found in (("lacks", report["missing_keys"]), ("has in another shape", report["mismatched_keys"])):
+        if found:
+            names = sorted(key if isinstance(key, str) else str(key[0]) for key in found)
+            more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+            raise ModelUnsupported(f"the checkpoint of {name} {kind} {', '.join(names[:_NUM_NAMED])}{more}")

@@ -1,117 +1,165 @@
-"""Supported families answer as transformers does: chunked, batched, from any blocks. Others are refused by name."""
+"""Every supported family answers as transformers does, whatever a step holds beside it; and its windows, caps and sinks
+are such that a model without them would fail here.
+
+Each family is a tiny model with random weights. What is fixed by `support.pin_rope` is fixed in the dense model too.
+"""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from replica.config import ModelConfig, SchedulerConfig
-from replica.errors import ModelUnsupported
-from replica.model.runner import Runner, load_runner
-from replica.model.support import require_supported_config, self_test
-from tests.model.generation import count_near_ties, generate, greedy, reference_answers, scheduler_for
-from tests.model.tiny_models import FAMILIES, VOCAB_SIZE, make_config, make_model, save_tiny
+from replica.model.attention.backend import AttentionBackend
+from replica.model.attention.interface import AttentionCall, AttentionStep
+from replica.model.inputs import StepLayout
+from replica.model.kv_cache import KVCache
+from replica.model.runner import Runner
+from replica.scheduler.scheduler import Scheduler
+from tests.model.generation import Reference, count_near_ties, generate, greedy, scheduler_for
+from tests.model.paged_logits import NUM_BLOCKS, dense_logits, distance, fill_with_nan, load, paged_logits, prompts
+from tests.model.tiny_models import FAMILIES, MAX_POSITION, save_tiny
 
-_LENGTHS = (5, 23, 40, 1, 17)
-_NUM_TOKENS = 9
-
-
-def _prompts(seed: int = 3) -> list[list[int]]:
-    choose = random.Random(seed)
-    return [[choose.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in _LENGTHS]
-
-
-def _load(family: str, folder: Path, **settings: object) -> Runner:
-    card = save_tiny(family, folder)
-    config = ModelConfig(model=str(folder), device="cpu", **{"block_size": 8, "num_blocks": 64, **settings})  # type: ignore[arg-type]
-    return load_runner(card, config, SchedulerConfig(8, 64), progress=lambda _: None)
+_NUM_TOKENS = 5
+_TIGHT = 8
+"""Blocks for two prompts of which one loses its own when the other grows."""
+_TOLERANCE = 2e-5
+# Norms of query and key, or KV that several layers share, carry rounding further.
+_WIDER: dict[str, float] = {}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_answers_as_transformers_at_every_budget(family: str, tmp_path: Path) -> None:
-    runner = _load(family, tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    if family.endswith("_longrope"):
-        config.rope_parameters["short_factor"] = config.rope_parameters["long_factor"]  # as we pin them
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    runner: Runner
+    dense: PreTrainedModel
+    features: frozenset[str]
+    """Of window, softcap, sinks: what some layer's attention has."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    name = request.param
+    folder = tmp_path_factory.mktemp(name)
+    card = save_tiny(name, folder)
+    runner = load(card, folder)
+    dense_config = AutoConfig.from_pretrained(folder)
+    _pin(name, dense_config)
     dense = AutoModelForCausalLM.from_pretrained(
-        tmp_path, config=config, dtype=torch.float32, attn_implementation="eager"
+        folder, config=dense_config, dtype=torch.float32, attn_implementation="eager"
     )
-    expected = reference_answers(dense, _prompts(), _NUM_TOKENS)
-    for budget, overlap in ((64, False), (16, True), (9, False)):
-        scheduler = scheduler_for(runner.shape, budget=budget)
-        scheduler.block_pool.on_poison = lambda blocks: _fill_with_nan(runner, list(blocks))
-        _fill_with_nan(runner, list(range(64)))
-        random.Random(budget).shuffle(scheduler.block_pool._free)
-        run = generate(runner, scheduler, _prompts(), greedy(_NUM_TOKENS), overlap=overlap)
-        assert count_near_ties(run.tokens, expected) == 0
+    yield Family(name, runner, dense, _features(name))
+    runner.close()
 
 
-def _fill_with_nan(runner: Runner, blocks: list[int]) -> None:
-    for tensor in (*runner._cache.keys, *runner._cache.values):
-        tensor[blocks] = float("nan")
+def _features(name: str) -> frozenset[str]:
+    settings = FAMILIES[name]
+    found = {"sliding_window": "window", "attn_logit_softcapping": "softcap"}
+    return frozenset([found[key] for key in found if key in settings] + ["sinks"] * (name == "gpt_oss"))
 
 
-_REFUSED: dict[str, dict[str, object]] = {
-    "bloom": {"n_layer": 2, "n_head": 4},
-    "mamba": {"num_hidden_layers": 2},
-    "mamba2": {"num_hidden_layers": 2},
-    "falcon": {"alibi": True},
-    "mpt": {},
-    "jamba": {},
-    "bamba": {},
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
-    "minimax": {},
-    "qwen3_next": {},
-    "recurrent_gemma": {},
-    "rwkv": {},
-    "t5": {},
-    "vit": {},
-}
+def _pin(name: str, config: Any) -> None:
+    """Written out what the pinned frequencies are for MAX_POSITION tokens."""
+    rope = getattr(config, "rope_parameters", {})
+    if name.endswith("_longrope"):
+        rope["short_factor"] = rope["long_factor"]
+    elif name.endswith("_dynamic"):
+        dim, original, factor = 16, config.max_position_embeddings, rope["factor"]
+        stretch = (factor * MAX_POSITION / original) - (factor - 1)
+        config.rope_parameters = {
+            "rope_type": "default",
+            "rope_theta": rope["rope_theta"] * stretch ** (dim / (dim - 2)),
+        }
 
 
-@pytest.mark.parametrize("family", _REFUSED)
-def test_an_architecture_that_would_answer_wrongly_is_refused_by_name(family: str) -> None:
-    config = AutoConfig.for_model(family, **_REFUSED[family])
-    with pytest.raises(ModelUnsupported, match=family):
-        require_supported_config(config)
+def test_logits_of_ragged_chunks_equal_the_dense_forward(family: Family) -> None:
+    paged = paged_logits(family.runner)
+    assert distance(paged, dense_logits(family.dense)) <= _WIDER.get(family.name, _TOLERANCE)
 
 
-def test_chunked_attention_is_refused_by_the_static_rule() -> None:
-    with pytest.raises(ModelUnsupported, match="llama4"):
-        require_supported_config(AutoConfig.for_model("llama4_text"))
+def test_a_window_cap_or_sink_that_got_lost_would_show(family: Family) -> None:
+    if not family.features:
+        return
+    wanted = dense_logits(family.dense)
+    backend = family.runner._backend
+    lost = {"window": {"window": None}, "softcap": {"softcap": None}, "sinks": {"sinks": None}}
+    try:
+        for feature in family.features:
+            family.runner._backend = _Forgetful(backend, lost[feature])
+            assert distance(paged_logits(family.runner), wanted) > 1e-2, feature
+    finally:
+        family.runner._backend = backend
 
 
-def test_the_self_test_refuses_a_model_whose_layer_skips_attention() -> None:
-    model = make_model("llama")
-    layer = model.model.layers[1].self_attn
-    layer.forward = lambda hidden_states, **_: (hidden_states, None)
-    with pytest.raises(ModelUnsupported, match="attention ran 2 times for 3 layers"):
-        self_test(model)
+def test_greedy_tokens_are_equal_however_they_are_scheduled(family: Family) -> None:
+    """Blocks hold NaN before they are written and from when they are freed."""
+    texts, runner = prompts(), family.runner
+    alone = [_answers(_scheduler(runner), runner, [text])[0] for text in texts]
+    assert count_near_ties(alone, _dense_answers(family.dense, texts, alone)) == 0
+    together = _scheduler(runner)
+    assert _answers(together, runner, texts) == alone
+    hit = generate(runner, together, texts, greedy(_NUM_TOKENS))
+    assert max(hit.num_cached_tokens) > 0
+    assert hit.tokens == alone
+    assert _answers(_scheduler(runner, budget=9), runner, texts, overlap=True) == alone
+    tight = generate(runner, _scheduler(runner, num_blocks=_TIGHT), texts, greedy(_NUM_TOKENS))
+    assert tight.num_preemptions > 0
+    assert tight.tokens == alone
 
 
-def test_the_self_test_refuses_a_model_that_looks_ahead() -> None:
-    with pytest.raises(ModelUnsupported, match=r"bert can't be served: .* logits are off"):
-        self_test(make_model("bert"))
+def _scheduler(runner: Runner, **settings: int) -> Scheduler:
+    scheduler = scheduler_for(runner.shape, **settings)
+    scheduler.block_pool.on_poison = lambda blocks: fill_with_nan(runner, list(blocks))
+    fill_with_nan(runner, list(range(NUM_BLOCKS)))
+    random.Random(5).shuffle(scheduler.block_pool._free)
+    return scheduler
 
 
-def test_the_self_test_refuses_a_model_that_ignores_positions() -> None:
-    model = make_model("llama")
-    rotary = model.model.rotary_emb
-    forward = rotary.forward
-    rotary.forward = lambda hidden, position_ids: forward(hidden, torch.arange(hidden.shape[1])[None])
-    with pytest.raises(ModelUnsupported, match="logits are off"):
-        self_test(model)
+def _answers(
+    scheduler: Scheduler, runner: Runner, prompts: Sequence[Sequence[int]], *, overlap: bool = False
+) -> list[list[int]]:
+    return generate(runner, scheduler, prompts, greedy(_NUM_TOKENS), overlap=overlap).tokens
 
 
-def test_the_self_test_sees_every_layers_shape() -> None:
-    shapes = self_test(make_model("gemma2"))
-    assert [(s.num_heads, s.num_kv_heads, s.head_size, s.value_size) for s in shapes] == [(4, 2, 16, 16)] * 3
+def _dense_answers(
+    dense: PreTrainedModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[Reference]:
+    """The best token after each prefix of prompt + answer: transformers' greedy answer, as far as the two agree."""
+    references = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.inference_mode():
+            logits = dense(input_ids=torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits[0]
+        best = logits[len(prompt) - 1 :].topk(2)
+        gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
+        references.append(Reference(best.indices[:, 0].tolist(), gaps))
+    return references
 
 
-def test_accepted_families_pass_the_static_rule() -> None:
-    for family in FAMILIES:
-        require_supported_config(make_config(family))
+@dataclass(frozen=True, slots=True)
+class _Forgetful:
+    """A backend that loses an argument of every call."""
+
+    backend: AttentionBackend
+    lost: dict[str, None]
+
+    @property
+    def block_size(self) -> int:
+        return self.backend.block_size
+
+    def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
+        return _ForgetfulStep(self.backend.prepare(layout, cache), self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForgetfulStep:
+    step: AttentionStep
+    lost: dict[str, Any]
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        return self.step.attend(replace(call, **self.lost))

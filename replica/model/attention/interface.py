@@ -102,7 +102,8 @@ def _attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return attend(call).unsqueeze(0), None
+    # Some models take a view of it.
+    return attend(call).contiguous().unsqueeze(0), None
 
 
 def masked_softmax_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
