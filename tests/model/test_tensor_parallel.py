@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from replica.config import ModelConfig, SchedulerConfig
-from replica.errors import EngineDead, SettingError
+from replica.errors import EngineDead, ResourceError, SettingError
 from replica.model.api import ModelRunner
 from replica.model.runner import load_runner
 from replica.model.tensor_parallel import runner as runner_module
@@ -173,5 +173,23 @@ def test_a_size_that_does_not_divide_the_heads_is_refused_and_leaves_no_process(
     assert refused.value.message == (
         "tensor_parallel_size = 2 is not allowed: llama has 9 attention heads and 3 KV heads and 96 wide layers; "
         "the sizes that divide them: 1, 3"
+    )
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_loads_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    card = save_tiny("llama", tmp_path)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def kill_rank(line: str) -> None:
+        if line.startswith("testing"):
+            (rank,) = {child.pid for child in psutil.Process().children(recursive=True)} - before
+            os.kill(rank, signal.SIGKILL)
+
+    with pytest.raises(ResourceError) as refused:
+        load_sharded(card, config_for(card, 2), SCHEDULER, progress=kill_rank, on_loss=Losses())
+    assert refused.value.message == (
+        "rank 1 of the model ended (signal 9), while it was loading; free memory, or choose a smaller model"
     )
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
