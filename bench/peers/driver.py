@@ -62,8 +62,8 @@ class Driver:
 
 @contextmanager
 def driver(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Driver]:
-    """Runs `command` (interpreter, -m, module, ...) in the root of the project, in a session of its own, so that all
-    that it starts ends with it. `environment` None: this process's own. Raises `DriverFailed` when it can't run."""
+    """Runs `command` (interpreter, -m, module, ...) in the root of the project, in a process group of its own, so that
+    all that it starts ends with it. `environment` None: this process's own. Raises `DriverFailed` when it can't run."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
             process = subprocess.Popen(
@@ -74,7 +74,7 @@ def driver(name: str, command: Sequence[str], environment: Mapping[str, str] | N
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
             raise DriverFailed(f"{name}: cannot run {command[0]}: {error.strerror}") from None

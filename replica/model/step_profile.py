@@ -73,7 +73,6 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (KVCache, "write", "kv write"),
     (cpu_kernels, "write_slots", "kv write"),
     (cpu_kernels, "gated", "mlp"),
-    (cpu_kernels, "gated_threaded", "mlp"),
 )
 
 
