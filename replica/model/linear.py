@@ -56,7 +56,9 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    """Not what only looks like a float32 matrix, as quantised weights do."""
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return plain and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def pack_linears(model: nn.Module) -> int:
