@@ -62,14 +62,9 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def real_engine(config: EngineConfig, progress: Callable[[str], None], *_: object) -> Iterator[Any]:
         progress("loading")
-        measured = engine(lambda plan: 0.0)
-        yield SimpleNamespace(
-            play=measured.play,
-            config=measured.config,
-            shape=measured.shape,
-            pid=0,
-            card=SimpleNamespace(name="tiny", weights_dir="nowhere", folder="nowhere"),
-        )
+        measured: Any = engine(lambda plan: 0.0)
+        measured.pid, measured.card = 0, SimpleNamespace(name="tiny", weights_dir="nowhere", folder="nowhere")
+        yield measured
 
     @contextmanager
     def limits_meter(_: int | None) -> Iterator[Callable[[], MachineLimits]]:
