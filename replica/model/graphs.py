@@ -88,13 +88,13 @@ def ladder(top: int) -> tuple[int, ...]:
 
 
 def captured(
-    graphs: DecodeGraphs, capture: GraphCapture, eager: Callable[[StepPlan], Tensor], progress: Progress
+    graphs: DecodeGraphs, capture: GraphCapture, eager: Callable[[StepPlan], Tensor] | None, progress: Progress
 ) -> DecodeGraphs | None:
-    """Record all sizes and hold each against the same step run by `eager`. None when that fails, after a line that
-    says why: then all steps run eagerly, more slowly."""
+    """Record all sizes and hold each against the same step run by `eager`, if given. None when that fails, after a
+    line that says why: then all steps run eagerly, more slowly."""
     try:
         graphs.capture(capture, progress)
-        reason = graphs.differs(eager)
+        reason = graphs.differs(eager) if eager is not None else None
     except Exception as error:  # noqa: BLE001 - models and kernels that can't be recorded fail in ways of their own
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     if reason is not None:

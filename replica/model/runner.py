@@ -11,7 +11,7 @@ Nothing is committed anywhere: the same plan run again writes the same KV and dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -69,25 +69,20 @@ def load_runner(
     device = group.device or choose_device(config.device)
     if device.type == "cpu":
         use_cpu_threads(config.num_threads)
+    elif device.index is not None:
+        torch.cuda.set_device(device)  # where kernels, streams and graphs of ours go
     progress(f"loading the weights of {card.name} on {device}")
     model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
     layers = self_test(model)
     if config.batch_invariant:
         require_dense_layers(model)
-    backend = choose_attention(
-        layers,
-        model.dtype,
-        device,
-        progress,
-        setting=config.attention_backend,
-        block_size=config.block_size,
-        batch_invariant=config.batch_invariant,
-    )
+    backend = _backend(config, layers, model.dtype, device, progress)
     if capture is None and device.type == "cuda" and group.size == 1 and not config.enforce_eager:
         capture = CudaCapture()
     with _startup_memory_errors(device):
-        shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress, group)
+        record = _record if capture is not None else None
+        shape = _fitting_shape(model, layers, backend, card, config, scheduler, progress, group, record)
         pin_rope(model, shape.max_model_len)
         with torch.inference_mode():
             expected = warmup.dense_check(model, shape)
@@ -111,6 +106,20 @@ def load_runner(
     return runner
 
 
+def _backend(
+    config: ModelConfig, layers: list[LayerShape], dtype: torch.dtype, device: torch.device, progress: Progress
+) -> AttentionBackend:
+    return choose_attention(
+        layers,
+        dtype,
+        device,
+        progress,
+        setting=config.attention_backend,
+        block_size=config.block_size,
+        batch_invariant=config.batch_invariant,
+    )
+
+
 def _build(
     model: PreTrainedModel,
     layers: list[LayerShape],
@@ -127,6 +136,12 @@ def _build(
     )
 
 
+def _record(runner: Runner) -> None:
+    """Over the pool that memory is measured with: nothing in it could be compared, and a failure is told later."""
+    with torch.inference_mode():
+        runner.capture(CudaCapture(), lambda _: None, is_checked=False)
+
+
 def _fitting_shape(
     model: PreTrainedModel,
     layers: list[LayerShape],
@@ -136,8 +151,9 @@ def _fitting_shape(
     scheduler: SchedulerConfig,
     progress: Progress,
     group: ShardGroup,
+    record: Callable[[Runner], None] | None,
 ) -> ModelShape:
-    """Size the pool and the longest context by what the device can spare."""
+    """Size the pool and the longest context by what the device can spare; `record` takes what captured steps take."""
     device = next(model.parameters()).device
     block_size = config.block_size or backend.block_size
     shape = ModelShape(
@@ -154,6 +170,7 @@ def _fitting_shape(
             lambda: _build(model, layers, backend, shape, config, scheduler, group),
             scheduler,
             config.gpu_memory_utilization,
+            record,
         )
         memory = cuda_spare_memory(free, config.gpu_memory_utilization, device)
     else:
@@ -202,13 +219,14 @@ class Runner:
     def is_async(self) -> bool:
         return self._device.type == "cuda"
 
-    def capture(self, capture: GraphCapture, progress: Progress) -> None:
-        """Record decode steps, where backend and model allow it: `progress` says why not."""
+    def capture(self, capture: GraphCapture, progress: Progress, *, is_checked: bool = True) -> None:
+        """Record decode steps, where backend and model allow it: `progress` says why not. Checked against eager ones,
+        which `check_through_pool` must have run before."""
         if self._batch_invariant or not isinstance(self._backend, PagedBackend):
             progress("decode steps are not captured: this attention backend prepares each step anew")
             return
         graphs = DecodeGraphs(self._run, self._backend, self._cache, self._lane_tokens, self._shape, self._num_lanes)
-        self._graphs = captured(graphs, capture, self._forward, progress)
+        self._graphs = captured(graphs, capture, self._forward if is_checked else None, progress)
 
     def submit(self, plan: StepPlan) -> InFlight:
         """Start the step; on the CPU it is done on return."""

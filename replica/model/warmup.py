@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class WarmRunner(Protocol):
     def logits(self, plan: StepPlan) -> Tensor: ...
 
     def close(self) -> None: ...
+
+
+RunnerT = TypeVar("RunnerT", bound=WarmRunner)
 
 
 def dense_check(model: PreTrainedModel, shape: ModelShape) -> Tensor:
@@ -84,9 +87,15 @@ def peak_plan(shape: ModelShape, scheduler: SchedulerConfig) -> StepPlan:
     return plan
 
 
-def spare_cuda_bytes(build: Callable[[], WarmRunner], scheduler: SchedulerConfig, gpu_memory_utilization: float) -> int:
+def spare_cuda_bytes(
+    build: Callable[[], RunnerT],
+    scheduler: SchedulerConfig,
+    gpu_memory_utilization: float,
+    record: Callable[[RunnerT], None] | None,
+) -> int:
     """What the KV cache may take: the utilisation's share of the GPU, less all that is used now, less what the largest
-    step takes while it runs. `build` makes a runner over a pool just large enough for that step."""
+    step takes while it runs, less what recorded steps keep. `build` makes a runner over a pool just large enough for
+    that step, `record` makes it record its decode steps."""
     runner = build()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -94,10 +103,22 @@ def spare_cuda_bytes(build: Callable[[], WarmRunner], scheduler: SchedulerConfig
     runner.submit(peak_plan(runner.shape, scheduler)).result()
     torch.cuda.synchronize()
     step_bytes = torch.cuda.max_memory_allocated() - before
+    recorded_bytes = 0
+    if record is not None:
+        before = _free_cuda_bytes()
+        record(runner)
+        recorded_bytes = before - _free_cuda_bytes()
     runner.close()
+    free = _free_cuda_bytes()
+    total = torch.cuda.mem_get_info()[1]
+    return int(total * gpu_memory_utilization) - (total - free) - step_bytes - max(recorded_bytes, 0)
+
+
+def _free_cuda_bytes() -> int:
+    """Nothing being held back for later."""
+    torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    return int(total * gpu_memory_utilization) - (total - free) - step_bytes
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def _plan(
