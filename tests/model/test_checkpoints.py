@@ -200,9 +200,37 @@ def _save_fp8(folder: Path) -> tuple[ModelCard, dict[str, torch.Tensor]]:
     return card, meant
 
 
-def test_fp8_weights_are_expanded_on_the_cpu_and_answer_as_what_they_stand_for(tmp_path: Path) -> None:
-    card, meant = _save_fp8(tmp_path)
-    wanted = make_model("llama")
+def _save_mxfp4(folder: Path) -> tuple[ModelCard, dict[str, torch.Tensor]]:
+    """A checkpoint with 4-bit experts, a power of two for each 32 of them; and the weights that they stand for."""
+    card = save_tiny("gpt_oss", folder)
+    meant: dict[str, torch.Tensor] = {}
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat([values, -values])
+    generator = torch.Generator().manual_seed(1)
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            experts, columns, rows = tensors.pop(name).shape
+            shape = experts, rows, columns // 32
+            pairs = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(123, 126, shape, generator=generator, dtype=torch.uint8)
+            numbers = values[torch.stack([pairs & 15, pairs >> 4], dim=-1).long()].flatten(-2)
+            exact = numbers * torch.exp2(scales.float() - 127)[..., None]
+            meant[name] = exact.view(experts, rows, columns).transpose(1, 2)
+            tensors |= {f"{name}_blocks": pairs, f"{name}_scales": scales}
+
+    _edit_weights(folder, quantise)
+    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    _edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": plain})
+    return card, meant
+
+
+@pytest.mark.parametrize(("family", "save"), [("llama", _save_fp8), ("gpt_oss", _save_mxfp4)])
+def test_weights_that_are_expanded_on_the_cpu_answer_as_what_they_stand_for(
+    family: str, save: Callable[[Path], tuple[ModelCard, dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    card, meant = save(tmp_path)
+    wanted = make_model(family)
     original = dense_logits(wanted)
     wanted.load_state_dict(meant, strict=False)
     found = paged_logits(load(card, tmp_path))
