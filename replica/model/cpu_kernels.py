@@ -173,6 +173,29 @@ def _decode_attention(
                     out[places[row], head + g, d] = total[g, d] * share
 
 
+@_compiled(parallel=True)
+def _thin_product(
+    hidden: Any, first: Any, second: Any, third: Any, bias: Any, other: Any, parts: int, out: Any
+) -> None:
+    num_rows, size = hidden.shape
+    ends = len(first), len(first) + len(second), len(first) + len(second) + len(third)
+    for part in prange(parts):
+        for at in range(ends[2] * part // parts, ends[2] * (part + 1) // parts):
+            if at < ends[0]:
+                weight = first[at]
+            elif at < ends[1]:
+                weight = second[at - ends[0]]
+            else:
+                weight = third[at - ends[1]]
+            plus = bias[at] if len(bias) else _ZERO
+            for row in range(num_rows):
+                line = hidden[row]
+                total = _ZERO
+                for d in range(size):
+                    total += line[d] * weight[d]
+                out[row, at] = total + plus + (other[row, at] if len(other) else _ZERO)
+
+
 @_compiled()
 def write_slots(cache: Any, new: Any, slot_blocks: Any, slot_places: Any) -> None:
     """cache[slot_blocks[t], :, slot_places[t]] = new[t]; `new` [T, kv_heads, D]."""
@@ -240,6 +263,16 @@ def decode_attention(*arrays: Any) -> None:
     """`_decode_attention` by all threads."""
     with _one_team:
         _decode_attention(*arrays)
+
+
+def thin_product(hidden: Any, weights: tuple[Any, Any, Any], bias: Any, other: Any, out: Any) -> None:
+    """out = hidden @ [weights].T + bias + other for few rows: every weight is read once, as fast as memory gives it.
+
+    `hidden` [T, I], `weights` three of [O, I] whose outputs lie side by side in `out` [T, sum of O], some maybe of 0
+    rows; `bias` [sum of O] or [0], `other` like `out` or [0, 0].
+    """
+    with _one_team:
+        _thin_product(hidden, *weights, bias, other, numba.get_num_threads(), out)
 
 
 class _ByRow:

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from replica.model import cpu_kernels
 from replica.model.attention.interface import AttentionCall, attend, attention_step
-from replica.model.linear import can_pack, side_by_side
+from replica.model.linear import PackedWeight, can_pack
 from replica.model.support import LayerShape, Probe
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -55,8 +55,8 @@ class FusedLayer(nn.Module):
         self._index = int(attention.layer_idx)
         self._shape = shape
         self._norms = tuple(_Norm(_part(layer, name, nn.Module)) for name in _NORMS)
-        self._qkv, self._gate_up = side_by_side(q, k, v), side_by_side(gate, up)
-        self._o, self._down = side_by_side(o), side_by_side(down)
+        self._qkv, self._gate_up = PackedWeight(q, k, v), PackedWeight(gate, up)
+        self._o, self._down = PackedWeight(o), PackedWeight(down)
 
     def forward(
         self, hidden_states: Tensor, *_args: Any, position_embeddings: tuple[Tensor, Tensor], **_kwargs: Any

@@ -36,11 +36,14 @@ def test_the_gate_is_silu_times_up(rows: int) -> None:
 def test_a_gate_of_any_number_is_what_silu_makes_of_it(gate: float, up: float) -> None:
     found = torch.empty(1, 1)
     cpu_kernels.gated(np.array([[gate, up]], dtype=np.float32), found.numpy())
-    wanted = functional.silu(torch.tensor(gate)) * torch.tensor(up)
-    if gate < -85:  # a factor near 1e-37: what is left may be none, but not more
-        assert found.item() == pytest.approx(wanted.item(), rel=1e-3, abs=1e-30 * max(1.0, abs(gate * up)), nan_ok=True)
+    # The activation may be off by a millionth of itself or, where next to nothing is left of it, by 1e-36.
+    activation = functional.silu(torch.tensor(gate)).item()
+    wanted = activation * up
+    tolerance = (1e-6 * abs(activation) + 1e-36) * abs(up) + 1e-37
+    if np.isfinite(wanted) and np.isfinite(tolerance) and abs(wanted) < 3e38:
+        assert abs(found.item() - wanted) <= tolerance
     else:
-        torch.testing.assert_close(found[0, 0], wanted, atol=1e-37, rtol=1e-5, equal_nan=True)
+        assert not abs(found.item()) < 1e38
 
 
 @pytest.mark.parametrize("rows", _ROWS)
