@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.utils.import_utils import is_kernels_available
 
 from replica.errors import ModelUnsupported
 from replica.model.convert import first_line, quiet_transformers
+
+_KERNELS_FROM_THE_HUB = ("fp8", "mxfp8")
 
 
 def quantization_method(config: PretrainedConfig) -> str | None:
@@ -24,16 +27,20 @@ def quantization_method(config: PretrainedConfig) -> str | None:
 
 
 def require_computable_quantization(config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether transformers will turn quantised weights into plain ones, because it has no kernels for them here.
+    """Whether transformers will turn quantised weights into plain ones, because it has no kernels for them here. Where
+    it would only notice in the first forward, `config` is changed to say so.
 
     Raises `ModelUnsupported` naming the method and what is missing, when they can't be computed on `device` at all.
     """
     settings = _settings(config)
     if settings is None:
         return False
+    if settings.get("quant_method") in _KERNELS_FROM_THE_HUB and not is_kernels_available():
+        settings["dequantize"] = True
+        config.quantization_config = settings
     try:
         with quiet_transformers():
-            quantizer = AutoHfQuantizer.from_config(dict(settings), pre_quantized=True)
+            quantizer = AutoHfQuantizer.from_config(settings, pre_quantized=True)
             quantizer.validate_environment(device_map={"": device}, weights_only=True)
     except Exception as error:
         raise ModelUnsupported(

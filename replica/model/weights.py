@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from replica.config import ModelConfig
@@ -63,7 +63,7 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num
     _require_room(card.name, size // num_shards, dtype, device)
     try:
         with quiet_transformers(), readable_errors(str(folder)):
-            model, report = _load(folder, dtype, device, num_shards)
+            model, report = _load(folder, model_config, dtype, device, num_shards)
     except OSError as error:
         raise ModelNotFound(f"the weights in {folder} can't be read: {first_line(error)}") from error
     except MemoryError as error:
@@ -76,7 +76,9 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num
     return loaded
 
 
-def _load(folder: Path, dtype: torch.dtype, device: torch.device, num_shards: int) -> tuple[Any, dict[str, Any]]:
+def _load(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, num_shards: int
+) -> tuple[Any, dict[str, Any]]:
     """The model and what transformers found amiss. Pickled checkpoints are read as data only: their code isn't run."""
     where: dict[str, Any] = {"device_map": {"": device}}
     if num_shards > 1:
@@ -84,6 +86,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device, num_shards: in
     try:
         found: Any = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
             attn_implementation="eager",
             trust_remote_code=False,
