@@ -40,12 +40,11 @@ class PoolSize:
     kv_bytes_per_token: int
 
 
-def cpu_spare_memory(num_sharers: int = 1) -> SpareMemory:
-    """Unasked at most 2 GiB and a quarter of what is available now; `num_sharers` processes ask at the same time.
-
-    The weights must have been read once. That they are packed later changes nothing: the plain ones are given up then.
+def cpu_spare_memory(num_sharers: int = 1, reserved_bytes: int = 0) -> SpareMemory:
+    """Unasked at most 2 GiB and a quarter of what is available now, when the weights have been read, less what is
+    `reserved` for something that is to come (packed weights). `num_sharers` processes ask at the same time.
     """
-    available = available_bytes()
+    available = max(available_bytes() - reserved_bytes, 0)
     unasked, most = min(_CPU_MAX_BYTES, int(available * _CPU_SHARE)), int(available * _CPU_MOST_SHARE)
     return SpareMemory(unasked // num_sharers, most // num_sharers)
 

@@ -7,6 +7,8 @@ between 4 and 32 rows. Packing for 16 rows serves all. The packed copy doubles t
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -83,12 +85,21 @@ def can_pack(weight: Tensor) -> bool:
     return plain and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+def packed_bytes(model: nn.Module) -> int:
+    """What packing takes beside the plain weights, which few rows are computed from."""
+    return sum(child.weight.nbytes for child in model.modules() if _is_packable(child))
+
+
 def pack_linears(model: nn.Module) -> int:
     """Replace every packable `nn.Linear` of `model`; returns how many. Subclasses are left alone: they mean more."""
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and can_pack(child.weight) and child.weight.numel() >= _MIN_WEIGHTS:
+            if _is_packable(child):
                 setattr(parent, name, PackedLinear(child))
                 replaced += 1
     return replaced
+
+
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and can_pack(module.weight) and module.weight.numel() >= _MIN_WEIGHTS

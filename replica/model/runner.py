@@ -37,7 +37,7 @@ from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
 from replica.model.kv_memory import SpareMemory, cpu_spare_memory, cuda_spare_memory, fit_pool
 from replica.model.lane_tokens import LaneTokens
-from replica.model.linear import pack_linears
+from replica.model.linear import pack_linears, packed_bytes
 from replica.model.mask_probe import require_windows_in_calls
 from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
@@ -174,7 +174,7 @@ def _fitting_shape(
         )
         memory = cuda_spare_memory(free, config.gpu_memory_utilization, device)
     else:
-        memory = cpu_spare_memory(group.size)
+        memory = cpu_spare_memory(group.size, packed_bytes(model) if group.size == 1 else 0)
     memory = SpareMemory(group.least(memory.unasked), group.least(memory.most))
     pool = fit_pool(config, layers, block_size, model.dtype, memory, card.max_position, num_spare=1)
     require_windows_in_calls(model, pool.max_model_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, Setti
 from replica.model import checkpoint
 from replica.model.convert import first_line, quiet_transformers, read_model_config, readable_errors
 from replica.model.host_memory import available_bytes
+from replica.model.linear import can_pack
 from replica.model.quantization import require_computable_quantization
 from replica.model.tensor_parallel.sharding import require_shardable
 from replica.model_card import ModelCard
@@ -59,8 +61,7 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num
     if num_shards > 1:
         require_shardable(card.name, model_config, num_shards)
     expanded = require_computable_quantization(model_config, device)
-    size = checkpoint.loaded_bytes(checkpoint.weight_files(folder), dtype.itemsize, expanded=expanded)
-    _require_room(card.name, size // num_shards, dtype, device)
+    _require_room(card.name, _Room(checkpoint.weight_files(folder), device, expanded, num_shards), dtype)
     try:
         with quiet_transformers(), readable_errors(str(folder)):
             model, report = _load(folder, model_config, dtype, device, num_shards)
@@ -101,15 +102,32 @@ def _load(
     return model, report
 
 
-def _require_room(name: str, need: int, dtype: torch.dtype, device: torch.device) -> None:
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a checkpoint's weights take in one process."""
+
+    files: list[Path]
+    device: torch.device
+    expanded: bool
+    num_shards: int
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        size = checkpoint.loaded_bytes(self.files, dtype.itemsize, expanded=self.expanded) // self.num_shards
+        packed = self.num_shards == 1 and can_pack(torch.empty(0, dtype=dtype, device=self.device))
+        return 2 * size if packed else size
+
+
+def _require_room(name: str, room: _Room, dtype: torch.dtype) -> None:
     """Better one line now than a process that is killed while it loads."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    free = torch.cuda.mem_get_info(room.device)[0] if room.device.type == "cuda" else available_bytes()
+    need = room.num_bytes(dtype)
     if need <= free:
         return
-    advice = "set --dtype bfloat16" if dtype.itemsize > 2 and need // 2 <= free else "choose a smaller model"
+    fits_half = dtype.itemsize > 2 and room.num_bytes(torch.bfloat16) <= free
     raise ResourceError(
         f"the weights of {name} take {need / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')}, "
-        f"{max(free, 0) / 1e9:.2f} GB of memory are left on {device}; {advice}"
+        f"{max(free, 0) / 1e9:.2f} GB of memory are left on {room.device}; "
+        + ("set --dtype bfloat16" if fits_half else "choose a smaller model")
     )
 
 

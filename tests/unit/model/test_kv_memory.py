@@ -104,3 +104,5 @@ def test_the_cpu_gives_a_quarter_up_to_2_gib_and_most_of_it_when_asked() -> None
     assert 0 < alone.unasked <= 2 << 30
     assert alone.unasked < alone.most
     assert shared.unasked == pytest.approx(alone.unasked / 2, rel=0.2)
+    assert cpu_spare_memory(reserved_bytes=alone.most // 2).most == pytest.approx(alone.most * 0.55, rel=0.2)
+    assert cpu_spare_memory(reserved_bytes=1 << 60) == SpareMemory(0, 0)
