@@ -47,6 +47,12 @@ def chosen_rows(given: list[str] | None) -> tuple[Row, ...]:
         raise SettingError("--row", given, "such as 8x128/64: sequences, prompt and output tokens") from None
 
 
+def command(name: str, rounds: int, given: list[str] | None) -> str:
+    """The command that makes these numbers again."""
+    flags = [f"--rounds {rounds}", *(f"--row {text}" for text in given or ())]
+    return f'make {name} ARGS="{" ".join(flags)}"'
+
+
 def check_rounds(rounds: int) -> None:
     if rounds < 1:
         raise SettingError("--rounds", rounds, "at least 1")
@@ -109,8 +115,8 @@ class LimitsMeter:
 def limits_meter(num_threads: int | None) -> Iterator[LimitsMeter]:
     from bench.peers.driver import driver
 
-    command = [sys.executable, "-m", "bench.engine_speed.machine_driver", str(num_threads or num_cores())]
-    with driver("the machine's limits", command, environment_with({"OMP_WAIT_POLICY": "PASSIVE"})) as machine:
+    started = [sys.executable, "-m", "bench.engine_speed.machine_driver", str(num_threads or num_cores())]
+    with driver("the machine's limits", started, environment_with({"OMP_WAIT_POLICY": "PASSIVE"})) as machine:
         yield LimitsMeter(machine.ask)
 
 

@@ -21,6 +21,7 @@ from deployments.cli.bench_common import (
     check_folder,
     check_rounds,
     chosen_rows,
+    command,
     finish,
     limits_meter,
     measured_config,
@@ -79,7 +80,7 @@ def engine(
     document = {
         "bench": "engine",
         "title": f"Our engine on {name}, float32, against the machine's limits",
-        "command": "make bench-engine",
+        "command": command("bench-engine", rounds, row),
         "model": name,
         "limits": report.limits_json(measured),
         "rows": report.engine_rows(measured),

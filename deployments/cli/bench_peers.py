@@ -19,6 +19,7 @@ from deployments.cli.bench_common import (
     check_folder,
     check_rounds,
     chosen_rows,
+    command,
     environment_with,
     finish,
     limits_meter,
@@ -94,17 +95,17 @@ def peers(
             name = running.card.name
     except DriverFailed as error:
         raise ResourceError(f"a peer failed: {error}") from error
-    return _told(name, measured, others, save, label)
+    return _told(name, command("bench-peers PEER_PYTHON=...", rounds, row), measured, others, save, label)
 
 
-def _told(model: str, measured: Measured, others: Sequence[PeerSide], save: Path | None, label: str) -> int:
+def _told(model: str, again: str, measured: Measured, others: Sequence[PeerSide], save: Path | None, label: str) -> int:
     from bench.engine_speed import report
 
     names = [other.name for other in others]
     document = {
         "bench": "peers",
         "title": f"Our engine beside its peers on {model}, float32",
-        "command": "make bench-peers PEER_PYTHON=...",
+        "command": again,
         "model": model,
         "versions": {other.name: other.version for other in others},
         "limits": report.limits_json(measured),
@@ -132,8 +133,8 @@ def _vllm(stack: ExitStack, python: str, card: ModelCard) -> PeerSide:
             "HF_HUB_OFFLINE": "1",
         }
     )
-    command = [python, "-m", "bench.engine_speed.vllm_driver", card.weights_dir]
-    return PeerSide("vllm", stack.enter_context(driver("vllm", command, environment)))
+    started = [python, "-m", "bench.engine_speed.vllm_driver", card.weights_dir]
+    return PeerSide("vllm", stack.enter_context(driver("vllm", started, environment)))
 
 
 def _transformers(stack: ExitStack, card: ModelCard, rows: Sequence[Row], num_threads: int) -> PeerSide:
@@ -144,6 +145,6 @@ def _transformers(stack: ExitStack, card: ModelCard, rows: Sequence[Row], num_th
     pages = max(row.num_seqs * -(-(row.num_prompt_tokens + row.num_output_tokens) // PAGE_SIZE) for row in rows)
     seqs = max(row.num_seqs for row in rows)
     numbers = [str(number) for number in (num_threads, seqs, pages + _SPARE_PAGES)]
-    command = [sys.executable, "-m", "bench.engine_speed.transformers_driver", card.weights_dir, *numbers]
+    started = [sys.executable, "-m", "bench.engine_speed.transformers_driver", card.weights_dir, *numbers]
     environment = environment_with({"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"})
-    return PeerSide("transformers", stack.enter_context(driver("transformers", command, environment)))
+    return PeerSide("transformers", stack.enter_context(driver("transformers", started, environment)))
