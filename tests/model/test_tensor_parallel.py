@@ -19,6 +19,7 @@ from replica.model.api import ModelRunner
 from replica.model.runner import load_runner
 from replica.model.tensor_parallel import runner as runner_module
 from replica.model.tensor_parallel.load import load_sharded
+from replica.model.tensor_parallel.ranks import NOTICE_S
 from replica.model.tensor_parallel.runner import TensorParallelRunner
 from replica.model_card import ModelCard
 from replica.request import SamplingParams
@@ -167,12 +168,19 @@ def test_a_rank_that_fails_alone_ends_the_runner(tmp_path: Path, monkeypatch: py
 @pytest.mark.slow
 def test_a_size_that_does_not_divide_the_heads_is_refused_and_leaves_no_process(tmp_path: Path) -> None:
     card = save_tiny("llama", tmp_path, hidden_size=72, num_attention_heads=9, num_key_value_heads=3)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before, losses = {child.pid for child in psutil.Process().children(recursive=True)}, Losses()
+
+    def be_slow(line: str) -> None:
+        """The other rank has refused and ended before the first one looks; that is no loss."""
+        if line.startswith("loading"):
+            psutil.wait_procs(child for child in psutil.Process().children() if child.pid not in before)
+            assert not losses.came.wait(NOTICE_S + 1)
+
     with pytest.raises(SettingError) as refused:
-        load_sharded(card, config_for(card, 2), SCHEDULER, progress=lambda line: None, on_loss=Losses())
+        load_sharded(card, config_for(card, 2), SCHEDULER, progress=be_slow, on_loss=losses)
     assert refused.value.message == (
-        "tensor_parallel_size = 2 is not allowed: llama has 9 attention heads and 3 KV heads and 96 wide layers; "
-        "the sizes that divide them: 1, 3"
+        "tensor_parallel_size = 2 is not allowed: llama has 9 attention heads and 3 KV heads; "
+        "sizes that divide all that is cut: 1, 3"
     )
     assert {child.pid for child in psutil.Process().children(recursive=True)} == before
 

@@ -81,4 +81,5 @@ def _load(
     for message in ranks.collect(_READY_S):
         if not isinstance(message, RankReady) or message.shape != runner.shape:
             raise ranks.failure() or ResourceError(f"the ranks of {card.name} loaded different models: {message}")
+    ranks.loaded()
     return TensorParallelRunner(runner, ranks, group)

@@ -139,6 +139,7 @@ def _run(runner: ModelRunner, group: RankGroup, step: RunStep) -> StepDone:
 
 
 def _fail(channel: Channel, error: ErrorInfo) -> NoReturn:
+    _log.error("this rank can't load its shard: %s", error.message)  # the first rank may not be able to say so
     channel.post(RankFailed(error))
     channel.flush(_FLUSH_S)
     sys.exit(1)

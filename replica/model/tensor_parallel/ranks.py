@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 
 MODULE = "replica.model.tensor_parallel.rank_process"
 EXIT_GRACE_S = 5.0
-# For the engine to notice a loss itself, end its streams and say why.
+# For the engine to notice a loss itself, end its streams and say why; while it loads it may be long about it.
 NOTICE_S = 2.0
+LOADING_NOTICE_S = 60.0
 _SEND_S = 20.0
 _TELL_S = 1.0
 
@@ -58,6 +59,7 @@ class Ranks:
     def __init__(self, size: int, on_loss: OnLoss) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="brimful-ranks-"))
         self._on_loss = on_loss
+        self._notice_s = LOADING_NOTICE_S
         self._ending = threading.Event()
         self._ranks: list[_Rank] = []
         try:
@@ -79,6 +81,10 @@ class Ranks:
     def start(self, make: Callable[[int], RankStart]) -> None:
         for rank in self._ranks:
             self._post(rank, make(rank.number))
+
+    def loaded(self) -> None:
+        """From now on a loss is to be noticed at once."""
+        self._notice_s = NOTICE_S
 
     def send(self, message: object) -> None:
         """To all. Raises `EngineDead` when one is gone or doesn't read."""
@@ -146,7 +152,7 @@ class Ranks:
             return
         reason = f"rank {rank.number} of the model ended ({rank.end})"
         _log.error("%s", reason)
-        if not self._ending.wait(NOTICE_S):
+        if not self._ending.wait(self._notice_s):
             self._on_loss(reason)
 
     def _post(self, rank: _Rank, message: object) -> None:

@@ -13,13 +13,13 @@ from replica.errors import ModelUnsupported, SettingError, StartupError
 
 _SETTING = "tensor_parallel_size"
 _HEADS = {
-    "num_attention_heads": "attention heads",
-    "num_key_value_heads": "KV heads",
-    "num_global_key_value_heads": "KV heads of full attention",
+    "num_attention_heads": "{} attention heads",
+    "num_key_value_heads": "{} KV heads",
+    "num_global_key_value_heads": "{} KV heads in full attention",
 }
 _WIDTHS = {
-    "intermediate_size": "wide layers",
-    "moe_intermediate_size": "wide experts",
+    "intermediate_size": "MLPs {} wide",
+    "moe_intermediate_size": "experts {} wide",
 }
 
 
@@ -37,8 +37,8 @@ def require_shardable(name: str, config: PretrainedConfig, size: int) -> None:
     common = gcd(*cut.values()) if cut else size
     if common % size:
         sizes = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
-        what = " and ".join(f"{number} {words}" for words, number in cut.items())
-        raise SettingError(_SETTING, size, f"{name} has {what}; the sizes that divide them: {sizes}")
+        what = " and ".join(words.format(number) for words, number in cut.items() if number % size)
+        raise SettingError(_SETTING, size, f"{name} has {what}; sizes that divide all that is cut: {sizes}")
 
 
 def _cut_numbers(text: Any, plan: dict[str, str]) -> dict[str, int]:

@@ -36,7 +36,15 @@ def test_another_size_is_refused_with_those_that_divide(changes: dict[str, int],
     with pytest.raises(SettingError) as refused:
         require("llama", size, **(LLAMA | changes))
     assert refused.value.message.startswith(f"tensor_parallel_size = {size} is not allowed: the model has ")
-    assert refused.value.message.endswith(f"; the sizes that divide them: {sizes}")
+    assert refused.value.message.endswith(f"; sizes that divide all that is cut: {sizes}")
+
+
+def test_only_what_does_not_divide_is_named() -> None:
+    with pytest.raises(SettingError) as refused:
+        require("mixtral", 2, **(LLAMA | {"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 48}))
+    assert refused.value.message == (
+        "tensor_parallel_size = 2 is not allowed: the model has 3 KV heads; sizes that divide all that is cut: 1, 3"
+    )
 
 
 def test_heads_that_stay_whole_in_every_process_need_not_divide() -> None:
