@@ -20,6 +20,8 @@ _TILE = 128
 """Keys whose scores are held at once: few enough for the first-level cache."""
 _MANY = 1 << 16
 """Numbers from which on a second thread pays for being woken."""
+_PARTS = 32
+"""Rows that need scratch memory are computed in so many parts."""
 _LOG2E = np.float32(math.log2(math.e))
 _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
 _LOWEST = np.float32(-126.0)
@@ -174,19 +176,12 @@ def _decode_attention(
 
 
 @_compiled(parallel=True)
-def _thin_product(
-    hidden: Any, first: Any, second: Any, third: Any, bias: Any, other: Any, parts: int, out: Any
-) -> None:
+def _thin_product(hidden: Any, weights: Any, bias: Any, other: Any, parts: int, out: Any) -> None:
     num_rows, size = hidden.shape
-    ends = len(first), len(first) + len(second), len(first) + len(second) + len(third)
+    num_outputs = len(weights)
     for part in prange(parts):
-        for at in range(ends[2] * part // parts, ends[2] * (part + 1) // parts):
-            if at < ends[0]:
-                weight = first[at]
-            elif at < ends[1]:
-                weight = second[at - ends[0]]
-            else:
-                weight = third[at - ends[1]]
+        for at in range(num_outputs * part // parts, num_outputs * (part + 1) // parts):
+            weight = weights[at]
             plus = bias[at] if len(bias) else _ZERO
             for row in range(num_rows):
                 line = hidden[row]
@@ -242,17 +237,19 @@ def _rotate_heads(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any
 
 def _gated(gate_up: Any, out: Any) -> None:
     """out = silu(gate) * up, where `gate_up` [T, 2 I] holds both side by side."""
-    size = out.shape[1]
-    for row in prange(out.shape[0]):
+    num_rows, size = out.shape
+    parts = min(num_rows, _PARTS)
+    for part in prange(parts):
         line, powers = np.empty(size, np.float32), np.empty(size, np.float32)
-        gate, up, target = gate_up[row, :size], gate_up[row, size:], out[row]
-        for at in range(size):
-            line[at] = _GATE_LIMIT if -gate[at] > _GATE_LIMIT else -gate[at]
-        _exp(line, powers, size, _ZERO)
-        for at in range(size):
-            # Below the limit nothing is left, unless the gate is no finite number: that shows.
-            shown = gate[at] if gate[at] >= -_GATE_LIMIT else gate[at] * _ZERO
-            target[at] = shown / (_ONE + line[at]) * up[at]
+        for row in range(num_rows * part // parts, num_rows * (part + 1) // parts):
+            gate, up, target = gate_up[row, :size], gate_up[row, size:], out[row]
+            for at in range(size):
+                line[at] = _GATE_LIMIT if -gate[at] > _GATE_LIMIT else -gate[at]
+            _exp(line, powers, size, _ZERO)
+            for at in range(size):
+                # Below the limit nothing is left, unless the gate is no finite number: that shows.
+                shown = gate[at] if gate[at] >= -_GATE_LIMIT else gate[at] * _ZERO
+                target[at] = shown / (_ONE + line[at]) * up[at]
 
 
 _one_team = threading.Lock()
@@ -265,14 +262,13 @@ def decode_attention(*arrays: Any) -> None:
         _decode_attention(*arrays)
 
 
-def thin_product(hidden: Any, weights: tuple[Any, Any, Any], bias: Any, other: Any, out: Any) -> None:
-    """out = hidden @ [weights].T + bias + other for few rows: every weight is read once, as fast as memory gives it.
+def thin_product(hidden: Any, weights: Any, bias: Any, other: Any, out: Any) -> None:
+    """out = hidden @ weights.T + bias + other for few rows: every weight is read once, as fast as memory gives it.
 
-    `hidden` [T, I], `weights` three of [O, I] whose outputs lie side by side in `out` [T, sum of O], some maybe of 0
-    rows; `bias` [sum of O] or [0], `other` like `out` or [0, 0].
+    `hidden` [T, I], `weights` [O, I], `bias` [O] or [0], `other` [T, O] or [0, 0], `out` [T, O].
     """
     with _one_team:
-        _thin_product(hidden, *weights, bias, other, numba.get_num_threads(), out)
+        _thin_product(hidden, weights, bias, other, numba.get_num_threads(), out)
 
 
 class _ByRow:

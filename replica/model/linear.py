@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: a compiled loop for few rows, oneDNN's prepacked weights for more.
+"""Matrix products on the CPU: a compiled loop for few rows, oneDNN's prepacked weights for more, MKL for very many.
 
 With up to `THIN_ROWS` rows a product is as fast as memory gives its weights: here a loop over the plain weights reaches
 29 GB/s, prepacked ones 13 to 25, `nn.Linear` 14. From there on prepacking wins, two to four times over `nn.Linear`
@@ -7,11 +7,12 @@ between 4 and 32 rows. Packing for 16 rows serves all. The packed copy doubles t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from replica.model import cpu_kernels
 
@@ -19,49 +20,65 @@ _PACK_ROWS = 16
 _MIN_WEIGHTS = 64 * 64
 THIN_ROWS = 4
 """Measured: steps of 1, 2, 4, 6, 8 decodes take 29, 32, 38, 47, 57 ms by the loop, 34, 36, 42, 44, 49 packed."""
-_NOTHING = torch.empty(0, 0)
+THICK_ROWS = 256
+"""From here on `nn.Linear` is as fast or, at 512 rows, 5 % faster."""
+_NOTHING = torch.empty(0, 1)
 
 
 class PackedWeight:
-    """Up to three linears of the same input as one product, their outputs side by side. `hidden` is [..., in].
+    """Linears of the same input as one product, their outputs side by side. `hidden` is [..., in].
 
-    Raises `ValueError` when only some have a bias.
+    The linears' own weights become views of one tensor. Raises `ValueError` when only some have a bias.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
-        weights: list[Tensor] = [linear.weight.detach() for linear in linears]
         biases: list[Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
         if len(biases) not in (0, len(linears)):
             raise ValueError("only some have a bias")
         self._bias = torch.cat(biases) if biases else None
-        together = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self._num_outputs, num_inputs = together.shape
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(together, _PACK_ROWS)
-        nothing = torch.empty(0, num_inputs)
-        first, second, third = (weight.contiguous().numpy() for weight in [*weights, nothing, nothing][:3])
-        self._plain = first, second, third
-        self._plain_bias = np.empty(0, dtype=np.float32) if self._bias is None else self._bias.numpy()
+        self._weight = _side_by_side(linears)
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self._weight, _PACK_ROWS)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        if hidden.numel() <= THIN_ROWS * hidden.shape[-1]:
+        num_rows = hidden.numel() // hidden.shape[-1]
+        if num_rows <= THIN_ROWS:
             return self._thin(hidden, _NOTHING)
+        if num_rows >= THICK_ROWS:
+            return functional.linear(hidden, self._weight, self._bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self._bias, "none", [], "")
         return out
 
     def plus(self, hidden: Tensor, other: Tensor) -> Tensor:
         """The product plus `other`, which has its shape. (Activations that oneDNN could add here are slower than ours:
         "swish" takes half as long as the product itself.)"""
-        if hidden.numel() <= THIN_ROWS * hidden.shape[-1]:
+        num_rows = hidden.numel() // hidden.shape[-1]
+        if num_rows <= THIN_ROWS:
             return self._thin(hidden, other)
+        if num_rows >= THICK_ROWS:
+            return functional.linear(hidden, self._weight, self._bias).add_(other)
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(hidden, other, self._packed, self._bias, "add")
         return out
 
     def _thin(self, hidden: Tensor, other: Tensor) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
-        out = torch.empty(len(rows), self._num_outputs)
+        out = torch.empty(len(rows), len(self._weight))
         others = other.reshape(-1, other.shape[-1]).contiguous() if len(other) else other
-        cpu_kernels.thin_product(rows.numpy(), self._plain, self._plain_bias, others.numpy(), out.numpy())
-        return out.view(*hidden.shape[:-1], self._num_outputs)
+        bias = _NOTHING[:, 0] if self._bias is None else self._bias
+        cpu_kernels.thin_product(*(array.numpy() for array in (rows, self._weight, bias, others, out)))
+        return out.view(*hidden.shape[:-1], len(self._weight))
+
+
+def _side_by_side(linears: Sequence[nn.Linear]) -> Tensor:
+    """Their weights as one [out, in], which they share from now on; a lone one stays where it is (maybe a mapped
+    file)."""
+    if len(linears) == 1:
+        return linears[0].weight.detach().contiguous()
+    together = torch.cat([linear.weight for linear in linears])
+    first = 0
+    for linear in linears:
+        linear.weight = nn.Parameter(together[first : first + linear.out_features], requires_grad=False)
+        first += linear.out_features
+    return together
 
 
 class PackedLinear(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from replica.model.attention.backend import make_backend
 from replica.model.attention.interface import AttentionCall, masked_softmax_attention
+from replica.model.attention.pool import PoolBackend
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
 from replica.model.support import LayerShape
@@ -43,7 +44,7 @@ def _oracle(call: AttentionCall, key: Tensor, value: Tensor, start: int) -> Tens
 
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("block_size", [1, 8, 128])
-@pytest.mark.parametrize("name", ["reference", "gather", "pool"])
+@pytest.mark.parametrize("name", ["reference", "gather", "pool", "pool by tiles"])
 def test_a_mixed_step_equals_attention_written_out(name: str, block_size: int, kind: str) -> None:
     torch.manual_seed(2)
     contexts = [start + count for start, count in _ROWS]
@@ -55,7 +56,7 @@ def test_a_mixed_step_equals_attention_written_out(name: str, block_size: int, k
     for tensor in (cache.keys[0], cache.values[0]):
         tensor.fill_(float("nan"))
     tables = [[blocks.pop() for _ in range(-(-context // block_size))] for context in contexts]
-    backend = make_backend(name)
+    backend = PoolBackend(query_tile=4) if name == "pool by tiles" else make_backend(name)
 
     def step(rows: list[Row], queries: Tensor) -> Tensor:
         layout = build_inputs(make_plan(1, rows), block_size, _CPU).layout

@@ -1,8 +1,8 @@
 """Attention over the pool as it lies, for float32 on the CPU: nothing is gathered for rows with one token.
 
 Decodes are computed by a compiled loop that follows each row's block table (`replica/model/cpu_kernels.py`). A prefill
-chunk attends to itself by PyTorch's fused kernel without a mask, and to what its sequence has in the pool already by
-another call; the two are merged by their log-sums. What the loop lacks (soft caps), and chunks under a window, with
+chunk attends by PyTorch's fused kernel without a mask: each tile of queries to itself, and by another call to what lies
+before it; the two are merged by their log-sums. What the loop lacks (soft caps), and chunks under a window, with
 sinks or with values of another size than keys, go through `gather.py`.
 """
 
@@ -24,13 +24,17 @@ _NO_SINKS = np.empty(0, dtype=np.float32)
 
 
 class PoolBackend:
-    """float32 on the CPU; head sizes, windows, sinks and soft caps as they come."""
+    """float32 on the CPU; head sizes, windows, sinks and soft caps as they come. `query_tile`: queries of a chunk that
+    are computed together, because the kernel skips little of what lies above a diagonal."""
 
     block_size = 32
 
+    def __init__(self, query_tile: int = 256) -> None:
+        self._query_tile = query_tile
+
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
         cpu_kernels.use_threads(torch.get_num_threads())
-        return _PoolStep(layout, cache)
+        return _PoolStep(layout, cache, self._query_tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,9 @@ class _Decodes:
 
 
 class _PoolStep:
-    def __init__(self, layout: StepLayout, cache: KVCache) -> None:
+    def __init__(self, layout: StepLayout, cache: KVCache, query_tile: int) -> None:
         self._layout = layout
+        self._query_tile = query_tile
         self._cache = cache
         self._gather = GatherStep(layout, cache)
         self._rows = np.flatnonzero(layout.num_tokens == 1)
@@ -104,14 +109,14 @@ class _PoolStep:
         num_kv_heads = call.key.shape[0]
         query = call.query[:, first:last]
         query = query.reshape(num_kv_heads, -1, *query.shape[1:])
-        own, own_log = _flash(call, query, call.key[:, first:last], call.value[:, first:last], is_causal=True)
+        key, value = call.key[:, first:last], call.value[:, first:last]
         if start:
-            key, value = self._gather.context(call, row, start)
-            before, before_log = _flash(call, query, key, value, is_causal=False)
-            # The kernel takes a query all of whose scores are NaN for one that sees nothing: let it show.
-            before_log = before_log + 0.0 * key.sum()
-            own = torch.lerp(own, before, torch.sigmoid(before_log - own_log).unsqueeze(-1))
-        return own.flatten(0, 1).transpose(0, 1)
+            key, value = self._gather.context(call, row, start + last - first)
+        out = torch.empty(*query.shape[:-1], value.shape[-1])
+        for tile in range(0, last - first, self._query_tile):
+            tile_end = min(tile + self._query_tile, last - first)
+            out[:, :, tile:tile_end] = _causal(call, query[:, :, tile:tile_end], key, value, start + tile)
+        return out.flatten(0, 1).transpose(0, 1)
 
     def _decodes(self, window: int | None, num_kv_heads: int) -> _Decodes:
         kind = window, num_kv_heads
@@ -136,6 +141,19 @@ def _shared_out(lengths: IntArray, num_kv_heads: int, num_parts: int) -> tuple[I
 def _by_token(heads: Tensor) -> Tensor:
     """[heads, T, D] as contiguous [T, heads, D]: no copy where it comes from a projection."""
     return heads.transpose(0, 1).contiguous()
+
+
+def _causal(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, start: int) -> Tensor:
+    """Queries [kv_heads, group, Q, D] at positions start, start + 1, ... of the keys: what lies before them without a
+    mask, themselves by the kernel that skips what they don't see, merged by their log-sums."""
+    end = start + query.shape[2]
+    own, own_log = _flash(call, query, key[:, start:end], value[:, start:end], is_causal=True)
+    if not start:
+        return own
+    before, before_log = _flash(call, query, key[:, :start], value[:, :start], is_causal=False)
+    # The kernel takes a query all of whose scores are NaN for one that sees nothing: let it show.
+    before_log = before_log + 0.0 * key[:, :start].sum()
+    return torch.lerp(own, before, torch.sigmoid(before_log - own_log).unsqueeze(-1))
 
 
 def _flash(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
