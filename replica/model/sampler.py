@@ -94,7 +94,8 @@ class Sampler:
         """Forbid what masks and `min_tokens` forbid; False when nothing does."""
         early = np.flatnonzero(numbers < self._min_tokens[lanes])
         for line in early.tolist():
-            logits[line, list(self._ends[lanes[line]])] = float("-inf")
+            ends = to_device(np.array(self._ends[lanes[line]], dtype=np.int64), logits.device)
+            logits[line].index_fill_(0, ends, float("-inf"))
         masked = [(line, plan.token_masks[row]) for line, row in enumerate(rows) if row in plan.token_masks]
         for line, mask in masked:
             allowed = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=self._vocab_size, bitorder="little")

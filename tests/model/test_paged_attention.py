@@ -116,6 +116,18 @@ def test_half_precision_is_as_close_as_it_can_be() -> None:
     assert_close(*world.step(_triton(), {0: 1, 1: 3}), 2e-3)
 
 
+@pytest.mark.parametrize("name", ["triton", "varlen"])
+def test_queries_in_another_precision_than_the_pool_are_answered_in_theirs(name: str) -> None:
+    world = World(LayerShape(4, 2, 16, 16), 16, seed=2, dtype=torch.float16)
+    layout = build_inputs(make_plan(1, world.rows({0: 20, 1: 1})), 16, _CPU).layout
+    call = world.call(21)
+    exact = replace(call, query=call.query.float())
+    found = _BACKENDS[name]().prepare(layout, world.cache).attend(exact)
+    expected = ReferenceBackend().prepare(layout, world.twin).attend(call)
+    assert found.dtype == torch.float32
+    assert_close(found.half(), expected, 2e-3)
+
+
 def test_a_row_with_nan_in_its_own_context_fails_alone() -> None:
     backend = _triton()
     world = World(_LAYER, 16, seed=5)

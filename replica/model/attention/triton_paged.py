@@ -152,7 +152,9 @@ class _TritonStep:
             num_splits = self._splitting.num_splits(num_tiles * num_kv_heads, self._layout.max_context)
             target = torch.empty(num_splits, num_tiles, *out.shape[1:], dtype=torch.float32, device=out.device)
             share_weight = torch.empty(target.shape[:-1], dtype=torch.float32, device=out.device)
-        query, layout = call.query.transpose(0, 1).contiguous(), self._layout
+        # Some models turn queries to float32; a product has one precision.
+        query = call.query.transpose(0, 1).to(self._cache.keys[call.layer].dtype).contiguous()
+        layout = self._layout
         key_lanes, value_lanes = _lanes(query.shape[-1]), _lanes(out.shape[-1])
         shape = _kernel_shape(max(key_lanes, value_lanes))
         attend_tiles[(num_tiles, num_kv_heads, num_splits)](

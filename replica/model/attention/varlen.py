@@ -69,7 +69,8 @@ class _VarlenStep:
         self._write(call, self._cache, self._layout)
         layout = self._layout
         found = self._attention(
-            call.query.transpose(0, 1),
+            # Some models turn queries to float32.
+            call.query.transpose(0, 1).to(self._cache.keys[call.layer].dtype),
             self._cache.keys[call.layer].transpose(1, 2),
             self._cache.values[call.layer].transpose(1, 2),
             layout.query_starts,
@@ -84,12 +85,12 @@ class _VarlenStep:
             block_table=layout.block_tables,
         )
         if call.sinks is None:
-            out: Tensor = found
+            out: Tensor = found.to(call.query.dtype)
             return out
         out, weights = found
         # `weights` [heads, T], logarithms: the sink's share of the whole is what the result loses.
         share = torch.sigmoid(weights - call.sinks.float()[:, None]).transpose(0, 1)
-        return (out * share[:, :, None]).to(out.dtype)
+        return (out * share[:, :, None]).to(call.query.dtype)
 
 
 def lacks(layers: Sequence[LayerShape], dtype: torch.dtype) -> str | None:
