@@ -23,6 +23,7 @@ from tests.model.plans import Row, make_plan
 from tests.model.tiny_models import VOCAB_SIZE, save_tiny
 
 _FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt2", "phi3", "gpt_oss", "mixtral", "opt"]
+_ROUTED = ("gpt_oss", "mixtral")  # rounding sends a token to another expert: no tolerance says what is right
 _LENGTHS = (5, 23, 40, 1, 17)
 _NUM_TOKENS = 9
 _MAX_ROWS = 6
@@ -86,7 +87,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
         assert _answers(captured, sampling) == _answers(eager, sampling)
 
 
-@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("family", [name for name in _FAMILIES if name not in _ROUTED])
 def test_half_precision_stays_near_the_same_weights_run_densely(family: str, tmp_path: Path, load: Load) -> None:
     """`load_runner` compares as well; here with the model's own chunks and a decode, on the backend of `auto`."""
     runner, lines = load(save_tiny(family, tmp_path), dtype="bfloat16")
