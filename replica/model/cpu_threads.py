@@ -7,12 +7,13 @@ one per core, which costs ten times its time where cores are short.
 
 from __future__ import annotations
 
-import numba
 import torch
+
+from replica.model import cpu_kernels
 
 
 def use_cpu_threads(number: int | None) -> None:
     """For this thread's forwards; None: what PyTorch is set to."""
     number = number or torch.get_num_threads()
-    numba.set_num_threads(min(number, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    cpu_kernels.use_threads(number)
     torch.set_num_threads(number)

@@ -5,42 +5,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.engine import Engine
-from replica.model.api import InFlightStep, ModelRunner, ModelShape
+from replica.model.api import ModelRunner
 from replica.model.runner import load_runner
 from replica.request import GenerationRequest, SamplingParams
-from replica.scheduler.plan import PENDING_TOKEN, StepPlan
+from replica.scheduler.plan import PENDING_TOKEN
 from tests.model.tiny_models import VOCAB_SIZE, save_tiny
+from tests.model.wrapped_runner import WrappedRunner
 
 NUM_REQUESTS = 24
 STOPS = tuple(range(3, VOCAB_SIZE, 9))
-
-
-@dataclass(slots=True)
-class Waiting:
-    """The runner, but the engine is told to wait for each step."""
-
-    runner: ModelRunner
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.runner.shape
-
-    @property
-    def is_async(self) -> bool:
-        return False
-
-    def submit(self, plan: StepPlan) -> InFlightStep:
-        return self.runner.submit(plan)
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 @pytest.fixture(scope="module", params=["graphs", "eager"])
@@ -89,7 +68,7 @@ def test_planning_ahead_changes_no_token(
     served: tuple[EngineConfig, ModelRunner], temperature: float, stops: tuple[int, ...]
 ) -> None:
     config, runner = served
-    waiting = play(config, Waiting(runner), temperature, stops)
+    waiting = play(config, WrappedRunner(runner), temperature, stops)
     assert runner.is_async
     assert play(config, runner, temperature, stops) == waiting
     assert len(waiting) == NUM_REQUESTS

@@ -9,40 +9,29 @@ from pathlib import Path
 import pytest
 
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
-from replica.model.api import InFlightStep, ModelRunner, ModelShape
+from replica.model.api import InFlightStep
 from replica.model.runner import load_runner
 from replica.request import FinishReason, GenerationRequest, SamplingParams
 from replica.scheduler.plan import StepPlan
 from tests.fake_replica import EngineDriver
 from tests.model.tiny_models import VOCAB_SIZE, save_tiny
+from tests.model.wrapped_runner import WrappedRunner
 
 NUM_PLACES = 4
 MAX_TOKENS = (3, 24, 9, 17, 5, 12, 30, 7)
 
 
 @dataclass(slots=True)
-class PlanRecorder:
+class PlanRecorder(WrappedRunner):
     """Passes steps on to the real runner and keeps what they computed: rows and tokens, by step."""
 
-    runner: ModelRunner
     rows: list[list[int]] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.runner.shape
-
-    @property
-    def is_async(self) -> bool:
-        return False
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         self.rows.append(list(plan.seq_ids))
         self.num_tokens.append(len(plan.token_ids))
         return self.runner.submit(plan)
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 def prompt(number: int, length: int) -> tuple[int, ...]:

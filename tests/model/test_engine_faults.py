@@ -8,34 +8,26 @@ from pathlib import Path
 import pytest
 
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
-from replica.model.api import InFlightStep, ModelRunner, ModelShape, OutOfDeviceMemory
+from replica.model.api import InFlightStep, OutOfDeviceMemory
 from replica.model.runner import load_runner
 from replica.request import FinishReason, GenerationRequest, SamplingParams
 from replica.scheduler.plan import StepPlan
 from tests.fake_replica import EngineDriver
 from tests.model.tiny_models import VOCAB_SIZE, save_tiny
+from tests.model.wrapped_runner import WrappedRunner
 
 NUM_REQUESTS = 6
 POISON = 2
 
 
 @dataclass(slots=True)
-class FaultyRunner:
+class FaultyRunner(WrappedRunner):
     """The real runner, but: every `oom_every`-th step runs out of memory, and steps with `poison` raise after they
     computed, as an error that shows late does."""
 
-    runner: ModelRunner
     oom_every: int = 0
     poison: int | None = None
     num_steps: int = 0
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.runner.shape
-
-    @property
-    def is_async(self) -> bool:
-        return False
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         self.num_steps += 1
@@ -45,9 +37,6 @@ class FaultyRunner:
         if self.poison in plan.seq_ids and plan.num_logits != [0]:
             raise RuntimeError("told to")
         return step
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 def run_engine(folder: Path, *, temperature: float, oom_every: int = 0, poison: int | None = None) -> EngineDriver:
