@@ -1,20 +1,20 @@
 """Compiled loops for the CPU: what a step does between its matrix products, where a tensor operation apiece would cost
 more in calls and passes over memory than in arithmetic.
 
-All take C-contiguous float32 arrays (except where said) and write into `out`. Non-finite numbers pass through as
-arithmetic has it: fast-math is limited to reordering sums. Compiled on first use, kept in the package's cache folder.
+All take C-contiguous float32 arrays (except where said) and write into `out`. Numbers that aren't finite pass through
+as arithmetic has it.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
-from numba import njit, prange
+from numba import prange
+
+from replica.model.cpu_compiler import compiled, one_team
 
 _TILE = 128
 """Keys whose scores are held at once: few enough for the first-level cache."""
@@ -28,31 +28,8 @@ _LOWEST = np.float32(-126.0)
 _GATE_LIMIT = np.float32(87.0)
 _ZERO, _HALF, _ONE, _NOTHING = np.float32(0.0), np.float32(0.5), np.float32(1.0), np.float32(-np.inf)
 
-_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
-
-def _compiled(**options: Any) -> Callable[[_Loop], _Loop]:
-    """Nothing is compiled before the first call, which takes a second or two; what was compiled is kept on disk."""
-    fast = {"reassoc", "contract", "arcp", "nsz"}
-    every = {"fastmath": fast, "nogil": True, "error_model": "numpy", **options}
-
-    def compiled(loop: _Loop) -> _Loop:
-        try:
-            made: _Loop = njit(cache=True, **every)(loop)
-        except RuntimeError:  # neither this folder nor the user's cache can be written: compile in every process
-            made = njit(**every)(loop)
-        return made
-
-    return compiled
-
-
-def use_threads(count: int) -> None:
-    """How many threads the calling thread's loops may use from now on; no more than the machine has cores."""
-    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # set when it is imported
-    numba.set_num_threads(max(1, min(count, most)))
-
-
-@_compiled(inline="always")
+@compiled(inline="always")
 def _exp(values: Any, powers: Any, count: int, best: Any) -> None:
     """values[:count] = exp(values - best), for differences of at most 87.
 
@@ -71,7 +48,7 @@ def _exp(values: Any, powers: Any, count: int, best: Any) -> None:
         values[at] *= powers[at]
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _score(query: Any, keys: Any, count: int, scaling: Any, scores: Any) -> None:
     """scores[g, k] = scaling * query[g] . key k; a key is read from memory once for its group. Both are flat."""
     group = scores.shape[0]
@@ -86,7 +63,7 @@ def _score(query: Any, keys: Any, count: int, scaling: Any, scores: Any) -> None
             scores[head, at] = score * scaling
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _to_shares(scores: Any, count: int, powers: Any, best: Any, weight: Any, total: Any) -> None:
     """Scores become exp(score - best so far); what was summed under an older best is scaled down to the new one."""
     for head in range(scores.shape[0]):
@@ -106,7 +83,7 @@ def _to_shares(scores: Any, count: int, powers: Any, best: Any, weight: Any, tot
             total[head, d] *= kept
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _add_values(scores: Any, count: int, values: Any, total: Any) -> None:
     group, size = total.shape
     for at in range(count):
@@ -117,7 +94,7 @@ def _add_values(scores: Any, count: int, values: Any, total: Any) -> None:
                 line[d] += share * value[d]
 
 
-@_compiled(parallel=True)
+@compiled(parallel=True)
 def _decode_attention(
     query: Any,
     keys: Any,
@@ -175,23 +152,7 @@ def _decode_attention(
                     out[places[row], head + g, d] = total[g, d] * share
 
 
-@_compiled(parallel=True)
-def _thin_product(hidden: Any, weights: Any, bias: Any, other: Any, parts: int, out: Any) -> None:
-    num_rows, size = hidden.shape
-    num_outputs = len(weights)
-    for part in prange(parts):
-        for at in range(num_outputs * part // parts, num_outputs * (part + 1) // parts):
-            weight = weights[at]
-            plus = bias[at] if len(bias) else _ZERO
-            for row in range(num_rows):
-                line = hidden[row]
-                total = _ZERO
-                for d in range(size):
-                    total += line[d] * weight[d]
-                out[row, at] = total + plus + (other[row, at] if len(other) else _ZERO)
-
-
-@_compiled()
+@compiled()
 def write_slots(cache: Any, new: Any, slot_blocks: Any, slot_places: Any) -> None:
     """cache[slot_blocks[t], :, slot_places[t]] = new[t]; `new` [T, kv_heads, D]."""
     for token in range(new.shape[0]):
@@ -252,36 +213,23 @@ def _gated(gate_up: Any, out: Any) -> None:
                 target[at] = shown / (_ONE + line[at]) * up[at]
 
 
-_one_team = threading.Lock()
-"""The library's simplest kind of thread team ends the process when two callers use it at once."""
-
-
 def decode_attention(*arrays: Any) -> None:
     """`_decode_attention` by all threads."""
-    with _one_team:
+    with one_team:
         _decode_attention(*arrays)
-
-
-def thin_product(hidden: Any, weights: Any, bias: Any, other: Any, out: Any) -> None:
-    """out = hidden @ weights.T + bias + other for few rows: every weight is read once, as fast as memory gives it.
-
-    `hidden` [T, I], `weights` [O, I], `bias` [O] or [0], `other` [T, O] or [0, 0], `out` [T, O].
-    """
-    with _one_team:
-        _thin_product(hidden, weights, bias, other, numba.get_num_threads(), out)
 
 
 class _ByRow:
     """A loop over rows, by all threads when there is enough to do. The last array is written."""
 
     def __init__(self, loop: Callable[..., None]) -> None:
-        self._alone, self._together = _compiled()(loop), _compiled(parallel=True)(loop)
+        self._alone, self._together = compiled()(loop), compiled(parallel=True)(loop)
 
     def __call__(self, rows: Any, *others: Any) -> None:
         if rows.size < _MANY:
             self._alone(rows, *others)
         else:
-            with _one_team:
+            with one_team:
                 self._together(rows, *others)
 
 

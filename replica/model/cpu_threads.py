@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from replica.model import cpu_kernels
+from replica.model import cpu_compiler
 
 
 def use_cpu_threads(number: int | None) -> None:
     """For this thread's forwards; None: what PyTorch is set to."""
     number = number or torch.get_num_threads()
-    cpu_kernels.use_threads(number)
+    cpu_compiler.use_threads(number)
     torch.set_num_threads(number)

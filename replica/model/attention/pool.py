@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.model import cpu_kernels
+from replica.model import cpu_compiler, cpu_kernels
 from replica.model.attention.gather import GatherStep
 from replica.model.attention.interface import AttentionCall, AttentionStep
 from replica.model.inputs import IntArray, StepLayout
@@ -33,7 +33,7 @@ class PoolBackend:
         self._query_tile = query_tile
 
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
-        cpu_kernels.use_threads(torch.get_num_threads())
+        cpu_compiler.use_threads(torch.get_num_threads())
         return _PoolStep(layout, cache, self._query_tile)
 
 

@@ -1,0 +1,57 @@
+"""How our loops for the CPU are compiled, kept on disk, and shared out to threads.
+
+Nothing is compiled before the first call, which takes a second or two a loop. What was compiled is kept beside the
+package, or in the user's cache folder where that can't be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba import njit
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+one_team = threading.Lock()
+"""To be held around every loop that uses threads: the library's simplest kind of thread team ends the process when two
+callers use it at once."""
+
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
+"""Sums may be reordered; numbers that aren't finite stay what arithmetic makes of them."""
+
+
+def compiled(**options: Any) -> Callable[[Loop], Loop]:
+    """Decorator: numba's, with the options that all our loops have."""
+    every = {"fastmath": _FAST, "nogil": True, "error_model": "numpy", **options}
+
+    def decorate(loop: Loop) -> Loop:
+        try:
+            made: Loop = njit(cache=True, **every)(loop)
+        except RuntimeError:  # neither this folder nor the user's cache can be written: compile in every process
+            made = njit(**every)(loop)
+        return made
+
+    return decorate
+
+
+def use_threads(count: int) -> None:
+    """How many threads the calling thread's loops may use from now on; no more than the machine has cores."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # set when it is imported
+    numba.set_num_threads(max(1, min(count, most)))
+
+
+def _folder() -> str:
+    """Named after our sources: numba compares the date of the file in which the outermost loop stands, not of those
+    whose loops it calls."""
+    here = Path(__file__).parent
+    sources = b"".join(file.read_bytes() for file in sorted(here.glob("cpu_*.py")))
+    return str(here / "__pycache__" / f"loops-{hashlib.sha256(sources).hexdigest()[:12]}")
+
+
+if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = _folder()  # type: ignore[attr-defined]
