@@ -4,7 +4,10 @@ Weights lie as panels, [panels, inputs, WIDTH]: all that a panel's outputs take 
 up to `_ROWS` rows and one panel is summed in vector registers over all inputs, so that an input costs a load for each
 row and two for the weights, and up to 12 multiply-adds. Threads share out the panels.
 
-    for each panel of the thread:  for each tile of rows:  for each input:  sums += row's input * panel's weights
+    for each block of rows that fits into the second-level cache:
+        for each panel of the thread:
+            for each tile of the block:
+                for each input:  sums += row's input * panel's weights
 
 With one tile memory sets the pace; with more, each fetches its share of the next panel while it computes. A row's sums
 are made one input after the other, whatever rows are beside it: neighbours change no bit of a result.
@@ -29,9 +32,12 @@ _VECTORS = 2
 _ROWS = 6
 _PANELS_A_THREAD = 4
 """Fewer than so many, and rows are shared out too."""
+_BLOCK = 1 << 16
+"""Numbers in a block of rows; twice as many are still one block."""
 WIDTH = _LANES * _VECTORS
 """Outputs in a panel."""
 NOTHING = np.empty((0, 0), dtype=np.float32)
+_ZEROS = np.zeros(WIDTH, dtype=np.float32)
 
 _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -51,45 +57,46 @@ def pack(weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return panels
 
 
+def pack_bias(bias: NDArray[np.float32] | None, panels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """As long as the panels are wide together; [0] for none."""
+    if bias is None:
+        return NOTHING.ravel()
+    return np.pad(bias, (0, len(panels) * WIDTH - len(bias)))
+
+
 def product(hidden: Any, panels: Any, bias: Any, other: Any, out: Any) -> None:
     """out = hidden @ weights.T + bias + other; float32, C-contiguous.
 
-    `hidden` [T, I], `panels` of `pack`, `bias` [O] or [0], `other` [T, O] or [0, 0], `out` [T, O].
+    `hidden` [T, I], `panels` of `pack`, `bias` of `pack_bias`, `other` [T, O] or [0, 0], `out` [T, O].
     """
     with one_team:
-        _product(hidden, panels, bias, other, get_num_threads(), out)
+        _product(hidden, panels, bias, other, _ZEROS, get_num_threads(), out)
 
 
 def _typed_tile(
-    _: Any,
-    _r: Any,
-    hidden: Any,
-    _h: Any,
-    panels: Any,
-    _p: Any,
-    _i: Any,
-    out: Any,
-    _o: Any,
-    _ldo: Any,
-    _a: Any,
-    _pace: Any,
-) -> Any:
-    """(num_rows, hidden, h, panels, p, num_inputs, out, o, ldo, a, pace), compiled:
+    _: Any, _n: Any, hidden: Any, _h: Any, panels: Any, _p: Any, _i: Any,
+    plus: Any, _s: Any, _lds: Any, out: Any, _o: Any, _ldo: Any, _a: Any, _pace: Any,
+) -> Any:  # fmt: skip
+    """(num_rows, hidden, h, panels, p, num_inputs, plus, s, lds, out, o, ldo, a, pace), compiled:
 
-        out[o + r * ldo + w] = sum over i < num_inputs of hidden[h + r * num_inputs + i] * panels[p + i * WIDTH + w]
+        out[o + r * ldo + w] = plus[s + r * lds + w]
+                               + sum over i < num_inputs of hidden[h + r * num_inputs + i] * panels[p + i * WIDTH + w]
 
     for r < num_rows, w < WIDTH. Meanwhile it fetches panels[a:] into the cache, `pace` numbers for every input. Arrays
     are flat; neither they nor the places are checked.
     """
     place = types.int64
-    signature = types.void(place, hidden, place, panels, place, place, out, place, place, place, place)
+    signature = types.void(
+        place, hidden, place, panels, place, place, plus, place, place, out, place, place, place, place
+    )
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def start(array: int, first: int) -> Any:
             data = context.make_array(signature.args[array])(context, builder, args[array]).data
             return builder.gep(data, [args[first]])
 
-        starts = start(1, 2), start(3, 4), args[5], start(6, 7), args[8], start(3, 9), args[10]
+        plus, out = (start(6, 7), args[8]), (start(9, 10), args[11])
+        starts = start(1, 2), start(3, 4), args[5], plus, out, start(3, 12), args[13]
         done = builder.append_basic_block("tile.done")
         cases = builder.switch(args[0], done)
         for num_rows in range(1, _ROWS + 1):
@@ -108,18 +115,19 @@ _tile: Any = intrinsic(_typed_tile)
 
 
 def _sum_tile(
-    builder: Any, num_rows: int, hidden: Any, panel: Any, count: Any, out: Any, ldo: Any, ahead: Any, pace: Any
+    builder: Any, num_rows: int, hidden: Any, panel: Any, count: Any, plus: Any, out: Any, ahead: Any, pace: Any
 ) -> None:
-    prefetch_type = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+    """`plus` and `out` are (start, numbers from row to row)."""
     find = cgutils.get_or_insert_function
+    prefetch_type = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
     prefetch = find(builder.module, prefetch_type, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
     multiply_add_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     multiply_add = find(builder.module, multiply_add_type, f"llvm.fmuladd.v{_LANES}f32")  # type: ignore[no-untyped-call]
     new = cgutils.alloca_once
     sums = [[new(builder, _VECTOR) for _ in range(_VECTORS)] for _ in range(num_rows)]  # type: ignore[no-untyped-call]
     rows = [builder.gep(hidden, [builder.mul(count, _I64(row))]) for row in range(num_rows)]
-    for accumulator in (one for row in sums for one in row):
-        builder.store(ir.Constant(_VECTOR, [0.0] * _LANES), accumulator)
+    for accumulator, place in zip(_flat(sums), _places(builder, num_rows, *plus), strict=True):
+        builder.store(builder.load(place, align=4), accumulator)
     # Not unrolled: the compiler would load several inputs ahead and run out of registers.
     with cgutils.for_range_slice(builder, _I64(0), count, _I64(1), inc=True) as (at, _):
         line = builder.gep(ahead, [builder.mul(at, pace)])
@@ -130,10 +138,19 @@ def _sum_tile(
             number = _everywhere(builder, builder.load(builder.gep(row, [at])))
             for weight, accumulator in zip(weights, accumulators, strict=True):
                 builder.store(builder.call(multiply_add, [number, weight, builder.load(accumulator)]), accumulator)
-    for row, accumulators in enumerate(sums):
-        for v, accumulator in enumerate(accumulators):
-            place = builder.gep(out, [builder.add(builder.mul(ldo, _I64(row)), _I64(v * _LANES))])
-            builder.store(builder.load(accumulator), builder.bitcast(place, _VECTOR.as_pointer()), align=4)
+    for accumulator, place in zip(_flat(sums), _places(builder, num_rows, *out), strict=True):
+        builder.store(builder.load(accumulator), place, align=4)
+
+
+def _flat(rows: list[list[Any]]) -> list[Any]:
+    return [one for row in rows for one in row]
+
+
+def _places(builder: Any, num_rows: int, start: Any, from_row_to_row: Any) -> list[Any]:
+    """Of a tile's vectors, row by row."""
+    rows = [builder.gep(start, [builder.mul(from_row_to_row, _I64(row))]) for row in range(num_rows)]
+    places = [builder.gep(row, [_I64(v * _LANES)]) for row in rows for v in range(_VECTORS)]
+    return [builder.bitcast(place, _VECTOR.as_pointer()) for place in places]
 
 
 def _load(builder: Any, array: Any, at: Any) -> Any:
@@ -147,40 +164,62 @@ def _everywhere(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, _LANES), [0] * _LANES))
 
 
-@compiled(inline="always")
-def _add(line: Any, terms: Any, first: int) -> None:
-    """line += terms[first:], unless there are none."""
-    if len(terms):
-        for at in range(len(line)):
-            line[at] += terms[first + at]
+@compiled(fastmath=False)
+def _panel_product(
+    hidden: Any,
+    panels: Any,
+    panel: int,
+    bias: Any,
+    other: Any,
+    first: int,
+    end: int,
+    num_tiles: int,
+    zeros: Any,
+    out: Any,
+) -> None:
+    """One panel's outputs of the tiles first <= tile < end."""
+    num_rows, num_inputs = hidden.shape
+    num_outputs = out.shape[1]
+    rows, weights, target, others = hidden.ravel(), panels.ravel(), out.ravel(), other.ravel()
+    column = panel * WIDTH
+    p, pace = column * num_inputs, max(1, WIDTH // (end - first))
+    plus, s = (bias, column) if len(bias) else (zeros, 0)
+    width = min(WIDTH, num_outputs - column)
+    for tile in range(first, end):
+        row = num_rows * tile // num_tiles
+        count = num_rows * (tile + 1) // num_tiles - row
+        h, o = row * num_inputs, row * num_outputs + column
+        a = p + num_inputs * min(WIDTH + (tile - first) * pace, 2 * WIDTH - pace)
+        if width < WIDTH:
+            sums = np.empty(_ROWS * WIDTH, np.float32)
+            _tile(count, rows, h, weights, p, num_inputs, plus, s, 0, sums, 0, WIDTH, a, pace)
+            for r in range(count):
+                for w in range(width):
+                    out[row + r, column + w] = sums[r * WIDTH + w] + (other[row + r, column + w] if len(other) else 0)
+        elif len(other):
+            _tile(count, rows, h, weights, p, num_inputs, others, o, num_outputs, target, o, num_outputs, a, pace)
+            if len(bias):
+                for r in range(row, row + count):
+                    for w in range(WIDTH):
+                        out[r, column + w] += bias[column + w]
+        else:
+            _tile(count, rows, h, weights, p, num_inputs, plus, s, 0, target, o, num_outputs, a, pace)
 
 
 @compiled(parallel=True, fastmath=False)
-def _product(hidden: Any, panels: Any, bias: Any, other: Any, parts: int, out: Any) -> None:
-    num_rows, num_inputs = hidden.shape
-    num_panels, num_outputs = len(panels), out.shape[1]
-    num_tiles = (num_rows + _ROWS - 1) // _ROWS
-    groups = max(1, min(num_tiles, _PANELS_A_THREAD * parts // num_panels))
-    rows, weights, target = hidden.ravel(), panels.ravel(), out.ravel()
-    for part in prange(parts):
-        scratch = np.empty(_ROWS * WIDTH, np.float32)
-        for work in range(num_panels * groups * part // parts, num_panels * groups * (part + 1) // parts):
-            panel, group = work // groups, work % groups
-            first_tile, end_tile = num_tiles * group // groups, num_tiles * (group + 1) // groups
-            pace = max(1, WIDTH // (end_tile - first_tile))
-            p, column = panel * num_inputs * WIDTH, panel * WIDTH
-            width = min(WIDTH, num_outputs - column)
-            for tile in range(first_tile, end_tile):
-                row = num_rows * tile // num_tiles
-                count = num_rows * (tile + 1) // num_tiles - row
-                a = p + num_inputs * min(WIDTH + (tile - first_tile) * pace, 2 * WIDTH - pace)
-                h, o, ldo, sums = row * num_inputs, row * num_outputs + column, num_outputs, target
-                if width < WIDTH:
-                    o, ldo, sums = 0, WIDTH, scratch
-                _tile(count, rows, h, weights, p, num_inputs, sums, o, ldo, a, pace)
-                for r in range(row, row + count):
-                    line = out[r, column : column + width]
-                    if width < WIDTH:
-                        line[:] = scratch[(r - row) * WIDTH : (r - row) * WIDTH + width]
-                    _add(line, bias, column)
-                    _add(line, other[r] if len(other) else bias[:0], column)
+def _product(hidden: Any, panels: Any, bias: Any, other: Any, zeros: Any, parts: int, out: Any) -> None:
+    num_tiles = (len(hidden) + _ROWS - 1) // _ROWS
+    row_parts = max(1, min(num_tiles, parts, _PANELS_A_THREAD * parts // len(panels)))
+    panel_parts = parts // row_parts
+    for part in prange(row_parts * panel_parts):
+        across, down = part % panel_parts, part // panel_parts
+        first, end = len(panels) * across // panel_parts, len(panels) * (across + 1) // panel_parts
+        tile, end_tile = num_tiles * down // row_parts, num_tiles * (down + 1) // row_parts
+        tiles = end_tile - tile
+        if tiles * _ROWS * hidden.shape[1] > 2 * _BLOCK:
+            tiles = max(1, _BLOCK // (_ROWS * hidden.shape[1]))
+        while tile < end_tile:
+            next_tile = min(tile + tiles, end_tile)
+            for panel in range(first, end):
+                _panel_product(hidden, panels, panel, bias, other, tile, next_tile, num_tiles, zeros, out)
+            tile = next_tile

@@ -23,8 +23,8 @@ class PackedWeight:
         if len(biases) not in (0, len(linears)):
             raise ValueError("only some have a bias")
         self._num_outputs = sum(linear.out_features for linear in linears)
-        self._bias = torch.cat(biases).numpy() if biases else cpu_product.NOTHING[0:0].ravel()
         self._panels = cpu_product.pack([linear.weight.detach().numpy() for linear in linears])
+        self._bias = cpu_product.pack_bias(torch.cat(biases).numpy() if biases else None, self._panels)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._product(hidden, cpu_product.NOTHING)
