@@ -1,4 +1,4 @@
-"""Decoder layers with few calls, for float32 on the CPU: what lies between matrix products is compiled or fused in.
+"""Decoder layers with few calls, for float32 on the CPU: matrix products and what lies between them are our own.
 
 A layer of the common shape (norm, attention, sum, norm, gated MLP, sum) makes about 40 tensor operations as published;
 here it makes 10. Which layers have that shape isn't guessed from names of families: a layer whose parts have the usual
@@ -8,11 +8,11 @@ names is rebuilt, and kept only when it gives the same numbers as the original o
     q, k, v as one product                  packed weights side by side
     rotation, cut into q, k, v              compiled
     attention                               the backend
-    output product + residual               fused by oneDNN
+    output product + residual               packed weights; sums begin with the residual
     norm                                    compiled
     gate and up as one product              packed weights side by side
     silu(gate) * up                         compiled
-    down product + residual                 fused by oneDNN
+    down product + residual                 as above
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over the pool as it lies, for float32 on the CPU: nothing is gathered for rows with one token.
 
-Decodes are computed by a compiled loop that follows each row's block table (`replica/model/cpu_kernels.py`). A prefill
-chunk attends by PyTorch's fused kernel without a mask: each tile of queries to itself, and by another call to what lies
-before it; the two are merged by their log-sums. What the loop lacks (soft caps), and chunks under a window, with
+Decodes are computed by compiled loops that follow each row's block table (`replica/model/cpu_attention.py`). A chunk
+of prefill attends by PyTorch's fused kernel without a mask: each tile of queries to itself, and by another call to what
+lies before it; the two are merged by their log-sums. What the loop lacks (soft caps), and chunks under a window, with
 sinks or with values of another size than keys, go through `gather.py`.
 """
 
@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.model import cpu_compiler, cpu_kernels
+from replica.model import cpu_attention, cpu_compiler, cpu_kernels
 from replica.model.attention.gather import GatherStep
 from replica.model.attention.interface import AttentionCall, AttentionStep
 from replica.model.inputs import IntArray, StepLayout
 from replica.model.kv_cache import KVCache
 
+_ROWS_A_PART = 4
 _NO_SINKS = np.empty(0, dtype=np.float32)
 
 
@@ -39,12 +40,13 @@ class PoolBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Rows with one token as layers of one kind see them; see `cpu_kernels.decode_attention`."""
+    """Rows with one token as layers of one kind see them; see `cpu_attention.decode_attention`."""
 
     first: IntArray
     last: IntArray
     work: IntArray
     work_starts: IntArray
+    heads: int
 
 
 class _PoolStep:
@@ -85,7 +87,7 @@ class _PoolStep:
 
     def _attend_decodes(self, call: AttentionCall, keys: Tensor, values: Tensor, out: Tensor) -> None:
         decodes = self._decodes(call.window, call.key.shape[0])
-        cpu_kernels.decode_attention(
+        cpu_attention.decode_attention(
             _by_token(call.query).numpy(),
             keys.numpy(),
             values.numpy(),
@@ -96,6 +98,7 @@ class _PoolStep:
             decodes.last,
             decodes.work,
             decodes.work_starts,
+            decodes.heads,
             np.float32(call.scaling),
             _NO_SINKS if call.sinks is None else call.sinks.float().contiguous().numpy(),
             out.numpy(),
@@ -123,19 +126,23 @@ class _PoolStep:
         if kind not in self._views:
             last = self._layout.context_lens[self._rows]
             first = np.zeros_like(last) if window is None else np.maximum(last - window, 0)
-            work, starts = _shared_out(last - first, num_kv_heads, torch.get_num_threads())
-            self._views[kind] = _Decodes(first, last, work, starts)
+            self._views[kind] = _Decodes(first, last, *_shared_out(last - first, num_kv_heads, torch.get_num_threads()))
         return self._views[kind]
 
 
-def _shared_out(lengths: IntArray, num_kv_heads: int, num_parts: int) -> tuple[IntArray, IntArray]:
-    """Every row * num_kv_heads + kv_head, in parts of about equal length: dealt out from the longest, to and fro."""
+def _shared_out(lengths: IntArray, num_kv_heads: int, num_parts: int) -> tuple[IntArray, IntArray, int]:
+    """Every row * num_kv_heads + kv_head, in parts of about equal length: dealt out from the longest, to and fro.
+
+    With enough rows for all parts the heads of a row stay together, because they lie together in memory: the third
+    number says how many.
+    """
     rows = np.argsort(-lengths, kind="stable")
-    work = (rows[:, None] * num_kv_heads + np.arange(num_kv_heads)[None, :]).ravel()
+    heads = num_kv_heads if len(rows) >= _ROWS_A_PART * num_parts else 1
+    work = (rows[:, None] * num_kv_heads + np.arange(0, num_kv_heads, heads)[None, :]).ravel()
     turn = np.arange(len(work)) % (2 * num_parts)
     part = np.minimum(turn, 2 * num_parts - 1 - turn)
     starts = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=num_parts))))
-    return work[np.argsort(part, kind="stable")], starts
+    return work[np.argsort(part, kind="stable")], starts, heads
 
 
 def _by_token(heads: Tensor) -> Tensor:

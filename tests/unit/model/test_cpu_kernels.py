@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from replica.model import cpu_kernels
+from replica.model import cpu_attention, cpu_kernels
 
 _ROWS = (1, 3, 700)  # the last by all threads
 
@@ -78,11 +78,11 @@ def test_shares_of_any_scores_are_their_softmax(scores: list[float]) -> None:
     values = torch.eye(count).view(1, 1, count, count)
     found = torch.empty(1, 1, count)
     one, zero = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    cpu_kernels.decode_attention(
+    cpu_attention.decode_attention(
         np.ones((1, 1, 1), dtype=np.float32),
         keys.numpy(),
         values.numpy(),
-        *(zero, zero, zero, zero, one * count, zero, np.array([0, 1])),
+        *(zero, zero, zero, zero, one * count, zero, np.array([0, 1]), 1),
         np.float32(1.0),
         np.empty(0, dtype=np.float32),
         found.numpy(),
@@ -95,11 +95,11 @@ def test_one_score_that_is_no_number_makes_its_row_none_and_no_other() -> None:
     keys[1, 0, 2, 3] = float("nan")
     found = torch.empty(2, 1, 8)
     rows = np.arange(2)
-    cpu_kernels.decode_attention(
+    cpu_attention.decode_attention(
         np.ones((2, 1, 8), dtype=np.float32),
         keys.numpy(),
         torch.randn(2, 1, 4, 8).numpy(),
-        *(rows, rows, rows, rows * 0, rows * 0 + 4, rows, np.array([0, 1, 2])),
+        *(rows, rows, rows, rows * 0, rows * 0 + 4, rows, np.array([0, 1, 2]), 1),
         np.float32(1.0),
         np.empty(0, dtype=np.float32),
         found.numpy(),
