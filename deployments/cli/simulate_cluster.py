@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from bench.simulate.settings import ClusterSettings
     from bench.traces.trace import Trace
 
-DEVICES = {"cpu": (364, 8192), "cuda": (3072, 16384)}
-"""What a replica has where no flag says, by the cost's device: KV blocks, longest context."""
+DEVICES = {"cpu": (1456, 32, 8192), "cuda": (3072, 128, 16384)}
+"""What a replica has where no flag says, by the cost's device: KV blocks, tokens in a block, longest context."""
 DEFAULT_LOAD = 0.8
-BLOCK_SIZE = 128
 VOCAB_SIZE = 49_152
 _NAMED = {"num_replicas": "replicas", "num_routers": "routers", "num_workers": "workers"}
 """Settings of a simulated cluster whose flags are named otherwise."""
@@ -118,7 +117,7 @@ def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
     from router.config import RouterConfig
 
     cost = given_cost(given["cost"])
-    num_blocks, max_model_len = DEVICES[cost.kind_of_device]
+    num_blocks, block_size, max_model_len = DEVICES[cost.kind_of_device]
     of_replica = {name: given[name] for name in (*_OF_MODEL, *_OF_SCHEDULER) if given.get(name) is not None}
     model = ModelSettings.checked(of_replica)
     seqs, tokens = model.limits_on(cost.kind_of_device)
@@ -126,7 +125,7 @@ def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
     of_scheduler |= {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     shape = ModelShape(
         num_blocks=model.num_blocks or num_blocks,
-        block_size=model.block_size or BLOCK_SIZE,
+        block_size=model.block_size or block_size,
         vocab_size=VOCAB_SIZE,
         max_model_len=model.max_model_len or max_model_len,
         eos_token_ids=(),

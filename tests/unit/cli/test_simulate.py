@@ -58,7 +58,7 @@ def test_the_device_is_what_the_cost_file_says_not_how_it_is_named(
     path = tmp_path / "laptop.json"
     replace(H100_8B, name="laptop", device="cpu").save(path)
     found = result_of([*SMALL, "--cost", str(path)], capsys)
-    assert (found["settings"]["max_num_seqs"], found["settings"]["num_blocks"]) == (64, 364)
+    assert (found["settings"]["max_num_seqs"], found["settings"]["num_blocks"]) == (64, 1456)
     path.write_text(path.read_text().replace('"cpu"', '"tpu"'))
     assert run([*SMALL, "--cost", str(path)]) == 2
     assert "error: cost.device = 'tpu' is not allowed: cpu or cuda" in capsys.readouterr().err
