@@ -52,9 +52,8 @@ class ReplicaReader:
     async def read(self, service: ReplicaService, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
         call = Call(service, request)
         try:
-            async with aclosing(self._news.read(request, call)) as messages:
-                async for message in messages:
-                    yield message
+            async for message in self._news.read(request, call):
+                yield message
         finally:
             await call.cancel()
 
