@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replica.request import LoadReport
 
 MAX_BATCHES = 64
-"""Remembered per replica. Answers that are under way at once may be as many as new requests; those that carry changes few."""
+"""Remembered per replica. Of the answers that are under way at once few carry changes."""
 
 
 class PrefixChanges:
