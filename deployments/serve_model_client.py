@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, cast
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -50,6 +50,7 @@ class ServeModelClient:
         self._threads = threads
         self._hashes: dict[str, tuple[bytes, ...]] = {}  # of open requests
         self._submitting = handle.options(method_name="submit", stream=True)
+        # Not through the object store: a third of the cost, and unlike the calls of streams, polls need no cancelling.
         self._polling = handle.options(method_name="news", stream=False, _by_reference=False)
         self._news = ReplicaNews(self._poll, self.state.observe, translated)
 
@@ -73,7 +74,8 @@ class ServeModelClient:
             raise translated(error) from error
 
     async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
-        """Pinned, as `call_pinned` does it, but no answer in time says nothing."""
+        """Pinned, as `call_pinned` does it, but no answer in time says nothing, and a connection that is cut little:
+        the calls of the streams tell when the replica is dead."""
         response = self._polling.remote(lease, acknowledged, pin=replica_id)
         try:
             async with asyncio.timeout(POLL_TIMEOUT_S):
@@ -81,6 +83,8 @@ class ServeModelClient:
         except TimeoutError:
             response.cancel()  # type: ignore[no-untyped-call]
             return None
+        except ActorUnavailableError as error:
+            raise Unavailable(f"replica {replica_id} can't be reached") from error
         except Exception as error:
             raise translated(error) from error
 

@@ -85,17 +85,21 @@ class Mailbox:
             return NEVER_S
         return -NEVER_S if self._urgent else self.last_batch_s + spacing_s
 
-    def take(self) -> tuple[StreamNews, ...]:
-        """All news. They are this mailbox's no more: keep them until they have arrived."""
-        news = []
-        for request_id in self._ready:
+    def take(self, max_tokens: int) -> tuple[StreamNews, ...]:
+        """The news that wait longest, until they have `max_tokens` or more. They are this mailbox's no more: keep them
+        until they have arrived."""
+        news: list[StreamNews] = []
+        num_tokens = 0
+        while self._ready and num_tokens < max_tokens:
+            request_id = next(iter(self._ready))
+            del self._ready[request_id]
             entry = self._entries[request_id]
             entry.has_been_read = True
+            num_tokens += entry.stream.backlog
             news.append(StreamNews(request_id, entry.stream.take(), entry.stream.num_cached_tokens))
-        finished = [request_id for request_id in self._ready if self._entries[request_id].stream.finished]
-        self._ready, self._urgent = {}, False
-        for request_id in finished:
-            self._drop(request_id)
+            if entry.stream.finished:
+                self._drop(request_id)
+        self._urgent = bool(self._ready)
         return tuple(news)
 
     def drop_finished(self) -> None:
@@ -124,11 +128,13 @@ class Mailboxes:
         *,
         wait_s: float = 1.0,
         spacing_s: float = 0.02,
+        max_batch_tokens: int = 50_000,
     ) -> None:
         self._replica_id = replica_id
         self._load_for = load_for
         self._wait_s = wait_s
         self._spacing_s = spacing_s
+        self._max_batch_tokens = max_batch_tokens  # about 1 MB; an answer of more than 4 MB can't be sent
         self._boxes: dict[str, Mailbox] = {}
         self._num_batches = 0
 
@@ -184,7 +190,9 @@ class Mailboxes:
             return NewsBatch(self._replica_id)
         self._num_batches += 1
         box.last_batch_s = now_s()
-        box.batch = NewsBatch(self._replica_id, self._num_batches, box.take(), self._load_for(lease))
+        box.batch = NewsBatch(
+            self._replica_id, self._num_batches, box.take(self._max_batch_tokens), self._load_for(lease)
+        )
         return box.batch
 
 

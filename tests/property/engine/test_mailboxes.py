@@ -36,7 +36,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0)
+        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_tokens=2)
         self.open: dict[str, Stream] = {}
         self.said: dict[str, list[int]] = {}
         self.arrived: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ class MailboxMachine(RuleBasedStateMachine):
         for name in list(self.open):
             self._say(name, end=True)
             self.ended.add(name)
-        for _ in range(3):
+        for _ in range(len(self.said) + 2):
             self.polls_again()
             self.reads_the_newest_answer()
         self.loses_all_answers()

@@ -126,6 +126,18 @@ async def test_later_tokens_come_once_the_spacing_is_over(tokenizer: Tokenizer) 
     assert told(await poll) == {"a": [2]}
 
 
+async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(tokenizer: Tokenizer) -> None:
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_tokens=2)
+    streams = [stream_of(tokenizer, name) for name in "abc"]
+    for token, stream in enumerate(streams):
+        boxes.add(stream)
+        say(stream, token)
+    first = await boxes.poll("me", 0)
+    assert told(first) == {"a": [0], "b": [1]}
+    say(streams[0], 7)
+    assert told(await boxes.poll("me", first.number)) == {"c": [2], "a": [7]}
+
+
 async def test_the_end_of_a_stream_is_fetched_when_it_was_taken(tokenizer: Tokenizer) -> None:
     boxes, stream = mailboxes(), stream_of(tokenizer)
     fetched = boxes.add(stream)
