@@ -50,7 +50,7 @@ class ServeModelClient:
         self._threads = threads
         self._hashes: dict[str, tuple[bytes, ...]] = {}  # of open requests
         self._submitting = handle.options(method_name="submit", stream=True)
-        # Not through the object store: a third of the cost, and unlike the calls of streams, polls need no cancelling.
+        # Not through the object store, which costs more; unlike the calls of streams, polls need no cancelling.
         self._polling = handle.options(method_name="news", stream=False, _by_reference=False)
         self._news = ReplicaNews(self._poll, self.state.observe, translated)
 

@@ -113,11 +113,13 @@ def long_request(request_id: str) -> GenerationRequest:
     return request_of(request_id, max_tokens=NUM_TOKENS, lease=LEASE)
 
 
-async def read(client: ServeModelClient, request: GenerationRequest, taken: asyncio.Event) -> list[StreamMessage]:
+async def read(
+    client: ServeModelClient, request: GenerationRequest, exclude: str, taken: asyncio.Event
+) -> list[StreamMessage]:
     """A request as a pump reads it. `taken` is set once a replica took it."""
     messages = []
     try:
-        async for message in client.generate(request):
+        async for message in client.generate(request, (exclude,)):
             taken.set()
             messages.append(message)
     finally:
@@ -133,7 +135,7 @@ async def two_at_each(client: ServeModelClient, name: str) -> dict[str, list[asy
     reading: dict[str, list[asyncio.Task[list[StreamMessage]]]] = {}
     for number in range(4):
         request, taken = long_request(f"{name}-{number}"), asyncio.Event()
-        task = asyncio.create_task(read(client, request, taken))
+        task = asyncio.create_task(read(client, request, client.state.replica_ids()[number % 2], taken))
         await taken.wait()
         replica_id = client.replica_of(request.request_id)
         assert replica_id is not None
