@@ -1,9 +1,10 @@
 """One replica as a Ray Serve deployment: a thin shell around `ReplicaService`, which knows nothing of Ray.
 
 Serve calls the constructor until the model is loaded and has generated a token, asks `check_health` every second,
-and `__del__` when the replica has to go and its streams have ended. Streams that outlast the graceful shutdown of a
-replica that Serve itself stops (scaled down, updated) end with the process, and their ingress says so to their clients;
-`brimful serve` drains before (`cli/drain.py`), so that they get the replica's own error.
+and `__del__` when the replica has to go and its streams have ended: the call of a request (`submit`) stays open until
+the last of its news were fetched (`news`), and Serve waits for open calls. Streams that outlast the graceful shutdown
+of a replica that Serve itself stops (scaled down, updated) end with the process, and their ingress says so to their
+clients; `brimful serve` drains before (`cli/drain.py`), so that they get the replica's own error.
 
 A dead engine isn't repaired in place: `check_health` raises, and the process ends by itself once its streams have had
 their error events, because Serve replaces a process that is gone at once, an unhealthy one only after three checks.
@@ -30,7 +31,7 @@ from replica.errors import EngineDead, ErrorInfo, SettingError
 from replica.metrics_server import serve_metrics
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
-from replica.request import GenerationRequest, StreamMessage
+from replica.request import GenerationRequest, NewsBatch, StreamMessage
 from replica.service import ReplicaService
 from router.serve_router import METRICS_ADDRESS
 from router.types import RouteRequest
@@ -64,23 +65,29 @@ class ReplicaDeployment:
         self._metrics_address = metrics_address(metrics_host, port)
         self._watch = asyncio.create_task(self._exit_when_dead())
 
-    async def generate(
+    async def submit(
         self,
         request: GenerationRequest,
         route: RouteRequest | None = None,
         exclude: tuple[str, ...] = (),
         pin: str | None = None,
     ) -> AsyncGenerator[StreamMessage, None]:
-        """The stream of one request. However it ends, nothing of it stays behind in the engine; a call that was refused
+        """Says that the request was taken, or refuses it, and stays open until its last news were fetched: Serve ends
+        a replica only when no call is open. However it ends, nothing of it stays behind; a call that was refused
         touches no other call with the same id."""
         del route, exclude, pin
         self._num_streams += 1
         try:
-            async with aclosing(self._service.generate(request)) as messages:
+            async with aclosing(self._service.submit(request)) as messages:
                 async for message in messages:
                     yield message
         finally:
             self._num_streams -= 1
+
+    async def news(self, lease: str, acknowledged: int, pin: str | None = None) -> NewsBatch:
+        """What the open requests of one ingress process have to say; waits a moment when that is nothing."""
+        del pin
+        return await self._service.news(lease, acknowledged)
 
     async def abort(self, request_id: str, pin: str | None = None) -> None:
         del pin

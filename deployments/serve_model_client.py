@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, cast
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -18,10 +18,11 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
+from deployments.replica_news import ReplicaNews
 from replica.errors import BrimfulError, EngineDead, EngineFailure, Unavailable
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
-from replica.request import GenerationRequest, LoadReport, StreamMessage
+from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamMessage
 from replica.scheduler.block_hash import block_hashes
 from router.serve_router import call_pinned, state_of
 from router.state import RouterState
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 2.0
 MAX_HASHED_INLINE_TOKENS = 2048
 FACTS_TIMEOUT_S = 30.0
+POLL_TIMEOUT_S = 3.0
+"""Well above the time after which a replica answers a poll without news."""
 RETRY_AFTER_RESTART_S = 5.0
 
 
@@ -46,7 +49,10 @@ class ServeModelClient:
         self._handle = handle
         self._threads = threads
         self._hashes: dict[str, tuple[bytes, ...]] = {}  # of open requests
-        self._streaming = handle.options(method_name="generate", stream=True)
+        self._submitting = handle.options(method_name="submit", stream=True)
+        # Not through the object store, which costs more; unlike the calls of streams, polls need no cancelling.
+        self._polling = handle.options(method_name="news", stream=False, _by_reference=False)
+        self._news = ReplicaNews(self._poll, self.state.observe, translated)
 
     def num_replicas(self) -> int:
         return len(self.state.replica_ids())
@@ -56,14 +62,29 @@ class ServeModelClient:
 
     async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
         route = await self._route_of(request)
-        response = self._streaming.remote(request, route=route, exclude=exclude)
+        response = self._submitting.remote(request, route=route, exclude=exclude)
         try:
-            async for message in cast(AsyncIterator[StreamMessage], response):
+            async for message in self._news.read(request, aiter(cast(AsyncIterator[StreamMessage], response))):
                 self.state.received(request.request_id, message)
                 yield message
         except (asyncio.CancelledError, GeneratorExit):
             response.cancel()  # type: ignore[no-untyped-call]
             raise
+        except Exception as error:
+            raise translated(error) from error
+
+    async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
+        """Pinned, as `call_pinned` does it, but no answer in time says nothing, and a connection that is cut little:
+        the calls of the streams tell when the replica is dead."""
+        response = self._polling.remote(lease, acknowledged, pin=replica_id)
+        try:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                return cast(NewsBatch, await response)
+        except TimeoutError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            return None
+        except ActorUnavailableError as error:
+            raise Unavailable(f"replica {replica_id} can't be reached") from error
         except Exception as error:
             raise translated(error) from error
 

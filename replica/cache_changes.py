@@ -1,8 +1,8 @@
 """What the prefix cache gained and lost, told once to each reader of this replica's load reports.
 
 A report tells only what changed since the one before it, but a reader (an ingress process, named by the lease of its
-streams) gets just the reports that ride on its own messages. So changes wait here for every reader until its next
-message, added and evicted ones settled against each other.
+streams) gets just the reports that ride on answers to it. So changes wait here for every reader until its next
+answer, added and evicted ones settled against each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CacheChanges:
     def for_reader(self, reader: str, report: LoadReport) -> LoadReport:
         """The report with all changes that this reader hasn't been told yet, as a numbered batch.
 
-        Messages of a reader's streams may overtake each other: the number tells which batch is the later one.
+        Answers to a reader may overtake each other: the number tells which batch is the later one.
         """
         waiting = self._waiting.setdefault(reader, OrderedDict())
         self._waiting.move_to_end(reader)

@@ -92,10 +92,11 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """One message from a replica to the ingress: coalesced events of one request and the replica's newest load.
+    """One message of a request's stream: coalesced events, and with the first of them the replica's newest load.
 
-    The first message of a stream has no events: it says that the request was taken (or carries its refusal).
-    `num_cached_tokens` is how much of the prompt came from the prefix cache, known with the first token.
+    The first message has no events: it says that the request was taken (or carries its refusal). Later ones came as
+    `StreamNews` in a `NewsBatch`. `num_cached_tokens` is how much of the prompt came from the prefix cache, known with
+    the first token.
     """
 
     replica_id: str
@@ -105,15 +106,38 @@ class StreamMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamNews:
+    """What became of one open request since its last news."""
+
+    request_id: str
+    events: tuple[TokenEvent, ...]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewsBatch:
+    """The answer to one poll: news of all streams of a lease, and the replica's newest load once.
+
+    The next poll acknowledges `number`; until then the same batch is the answer. Numbers grow and are never used
+    twice by a replica; 0 is an answer without news, which isn't acknowledged.
+    """
+
+    replica_id: str
+    number: int = 0
+    news: tuple[StreamNews, ...] = ()
+    load: LoadReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """How loaded a replica is. Made by the replica at the end of a step, ordered by (`epoch`, `number`).
 
     `epoch` names one life of the replica (a restart has another), `number` grows by one a report, `made_at_s` is
     the replica's monotonic clock. Blocks: total = free + cached + held; cached ones are free to take but still hold
     a prefix. Rates are measured by the engine over its last steps (0 = not known yet). `block_hashes_*`: what the
-    prefix cache gained and lost since the last message to a stream of the same lease; `block_hashes_number` orders
-    such batches of changes, later ones have higher numbers (0: no changes). It is apart from `number` because messages
-    of one step share a report, but only one of them carries the changes.
+    prefix cache gained and lost since the last report to the same lease; `block_hashes_number` orders such batches of
+    changes, later ones have higher numbers (0: no changes). It is apart from `number` because answers of one step
+    share a report, but only one of them carries the changes.
     `num_waiting*` count the preempted too; `num_preempted*` are those, whom the queue's bounds leave out.
     """
 

@@ -1,7 +1,8 @@
 """A replica's asyncio side: takes requests, speaks text, keeps the books, watches the engine.
 
-    generate -> Stream -> EngineClient.send        (never waits for the engine)
+    submit -> Stream -> EngineClient.send          (never waits for the engine)
     EngineClient -> _on_update -> Stream.push      (never waits for a consumer)
+    news <- Mailboxes <- Stream                    (one poll a reader, for all its streams)
 
 All calls are made on one event loop. Time that this loop itself lost (a suspended machine, a long garbage collection)
 counts neither against leases nor against the engine.
@@ -26,17 +27,18 @@ from replica.engine_api import AddRequest, EndRequest, EngineClient, EngineComma
 from replica.engine_inline import InlineClient
 from replica.engine_process import ProcessClient
 from replica.engine_worker import EngineStart, RunnerFactory, load_model
-from replica.errors import BrimfulError, EngineDead, QueueFull, ResourceError, Unavailable
+from replica.errors import BrimfulError, EngineDead, InvalidRequest, QueueFull, ResourceError, Unavailable
+from replica.mailboxes import Mailboxes, reader_of
 from replica.metrics import REPLICA_METRICS, Metrics
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.open_streams import OpenStreams
 from replica.recorder import Recorder
-from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
+from replica.request import FinishReason, GenerationRequest, LoadReport, NewsBatch, StreamMessage, TokenEvent
 from replica.request_check import MAX_N, check_request
 from replica.scheduler.budgets import allowed, budgets_of, changed
 from replica.stats import StepStats
-from replica.stream import MessagePause, Stream
+from replica.stream import Stream
 from replica.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -86,9 +88,9 @@ class ReplicaService:
         self._load: LoadReport | None = None
         self._last_step: StepStats | None = None
         self._cache_changes = CacheChanges()
+        self._mailboxes = Mailboxes(replica_id, self._load_for)
         self._first_report = asyncio.Event()
         self._silence_s = 0.0
-        self._pause = MessagePause()
         self._draining = False
         self._death: str | None = None
         self._watch = asyncio.get_running_loop().create_task(self._keep_watch())
@@ -139,10 +141,12 @@ class ReplicaService:
 
     # ---- requests ----
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
-        """The request's life as messages: first that it was taken (or its one refusal), then coalesced news, the first
-        token at once, later ones less often when this loop is overloaded. Closing the iterator aborts what isn't
-        finished."""
+    async def submit(self, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
+        """The call of one request: it says that the request was taken, or its one refusal, and nothing else.
+
+        Then it stays open until `news` has fetched the stream's end: as long as there are calls, there is something to
+        read here. Closing it aborts what isn't finished and drops what wasn't fetched.
+        """
         try:
             stream = self._open(request)
         except BrimfulError as error:
@@ -151,20 +155,20 @@ class ReplicaService:
             yield self._message(request, (TokenEvent(first, (), "", 0, FinishReason.REJECTED, None, error.info()),))
             return
         try:
-            await stream.wait()
+            await stream.known()
             if not stream.accepted:
                 yield self._message(request, stream.take()[:1])
                 return
+            fetched = self._mailboxes.add(stream)
             yield self._message(request)
-            while not stream.finished or stream.has_news:
-                if not stream.has_news:
-                    await stream.wait()
-                    continue
-                yield self._message(request, stream.take(), stream.num_cached_tokens)
-                if self._pause.seconds and not stream.finished:
-                    await asyncio.sleep(self._pause.seconds)
+            await fetched.wait()
         finally:
+            self._mailboxes.remove(stream)
             self._streams.end(stream, FinishReason.ABORT)
+
+    async def news(self, lease: str, acknowledged: int = 0) -> NewsBatch:
+        """What the requests of `lease` have to say: see `mailboxes.py`. For one reader a lease."""
+        return await self._mailboxes.poll(lease, acknowledged)
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is, also one that is still on its way here. Idempotent."""
@@ -177,7 +181,7 @@ class ReplicaService:
     # ---- the replica ----
 
     def load(self) -> LoadReport:
-        """The newest report, without the prefix cache's changes: those ride on messages, once to each lease."""
+        """The newest report, without the prefix cache's changes: those ride on answers, once to each lease."""
         assert self._load is not None
         return replace(self._load, draining=True) if self._draining else self._load
 
@@ -256,6 +260,8 @@ class ReplicaService:
         if self._draining:
             raise Unavailable("the replica is shutting down", retry_after_s=_RETRY_AFTER_S)
         check_request(request, self.shape)
+        if self._mailboxes.holds(request):
+            raise InvalidRequest("a request with this id hasn't been read to its end", param="request_id")
         limits = self._config.scheduler
         waiting = self._streams.num_sequences
         if waiting and waiting + request.n > limits.max_num_queued_seqs + limits.max_num_seqs:
@@ -266,11 +272,11 @@ class ReplicaService:
             self._client.send(EngineCommands(add=(order,)))
         return stream
 
-    def _message(
-        self, request: GenerationRequest, events: tuple[TokenEvent, ...] = (), num_cached_tokens: int = 0
-    ) -> StreamMessage:
-        load = self._cache_changes.for_reader(request.lease or "", self.load())
-        return StreamMessage(self._replica_id, events, load, num_cached_tokens)
+    def _message(self, request: GenerationRequest, events: tuple[TokenEvent, ...] = ()) -> StreamMessage:
+        return StreamMessage(self._replica_id, events, self._load_for(reader_of(request)))
+
+    def _load_for(self, lease: str) -> LoadReport:
+        return self._cache_changes.for_reader(lease, self.load())
 
     def _end_in_engine(self, order: EndRequest) -> None:
         self._client.send(EngineCommands(end=(order,)))
@@ -297,10 +303,10 @@ class ReplicaService:
         while self._death is None:
             await asyncio.sleep(_TICK_S)
             now_s = self._clock()
-            self._pause.adapt(now_s - last_s - _TICK_S)
             elapsed_s = min(now_s - last_s, 2 * _TICK_S)
             last_s = now_s
             self._streams.age_leases(elapsed_s, self._config.lease_timeout_s)
+            self._mailboxes.age(elapsed_s, self._config.lease_timeout_s)
             self._silence_s += elapsed_s
             if self._silence_s > self._config.stall_timeout_s:
                 self._client.kill(f"no step for {self._silence_s:.1f} s with work pending")

@@ -1,6 +1,6 @@
 """One request's answers on their way from the engine to the consumer: ids become text, news wait until they are taken.
 
-    engine update -> Answer.push (detokenize, stop strings) -> pending news -> Stream.take -> one StreamMessage
+    engine update -> Answer.push (detokenize, stop strings) -> pending news -> Mailbox -> Stream.take -> one StreamNews
 
 The engine never waits for a consumer. What a slow one leaves here is coalesced into ever larger events, and bounded:
 past its backlog limit the stream is given up by its owner.
@@ -9,6 +9,7 @@ past its backlog limit the stream is given up by its owner.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from replica.errors import ErrorInfo
 from replica.request import FinishReason, GenerationRequest, TokenEvent
@@ -88,7 +89,8 @@ class Answer:
 class Stream:
     """One open request. `engine_id` names it towards the engine: unlike the client's id it is never used again.
 
-    `accepted` is set when the engine has taken it. `lease_age_s` is how long its lease wasn't renewed.
+    `accepted` is set when the engine has taken it. `lease_age_s` is how long its lease wasn't renewed. `on_news` is
+    told of news once somebody wants them.
     """
 
     def __init__(self, request: GenerationRequest, engine_id: str, tokenizer: Tokenizer, now_s: float) -> None:
@@ -100,7 +102,8 @@ class Stream:
         self.num_cached_tokens = 0
         self.has_first_token = False
         self.answers = [Answer(request.first_index + i, request, tokenizer) for i in range(request.n)]
-        self._wake = asyncio.Event()
+        self.on_news: Callable[[Stream], None] | None = None
+        self._known = asyncio.Event()
 
     @property
     def finished(self) -> bool:
@@ -116,31 +119,14 @@ class Stream:
 
     def wake(self) -> None:
         """There is something for the consumer: acceptance or news."""
-        self._wake.set()
+        self._known.set()
+        if self.on_news is not None and self.has_news:
+            self.on_news(self)
 
-    async def wait(self) -> None:
-        await self._wake.wait()
-        self._wake.clear()
+    async def known(self) -> None:
+        """Returns when the engine has taken the request or it has ended."""
+        await self._known.wait()
 
     def take(self) -> tuple[TokenEvent, ...]:
         """All news since the last call."""
         return tuple(answer.take() for answer in self.answers if answer.has_news)
-
-
-class MessagePause:
-    """How long a stream waits after a message, so that more tokens share the next: 0 unless the loop is overloaded.
-
-    `adapt` is told how late a timer of the loop fired: doubled while that is much, halved while it isn't.
-    """
-
-    _LATE_S = 0.05
-    _MIN_S, _MAX_S = 0.01, 0.16
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def adapt(self, late_s: float) -> None:
-        if late_s > self._LATE_S:
-            self.seconds = min(self._MAX_S, max(self._MIN_S, self.seconds * 2))
-        else:
-            self.seconds = self.seconds / 2 if self.seconds > self._MIN_S else 0.0

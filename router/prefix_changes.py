@@ -1,10 +1,10 @@
 """What reports say about prefix caches, applied to the index so that arrival order does not matter.
 
-A replica's changes ride on messages of many streams, and each change only on one of them. All messages of one step
-carry the same report number and streams overtake each other, so whether a report is news as a *load* says nothing
+A replica's changes ride on answers to polls and to new requests, each change only on one of them. All answers of one
+step carry the same report number and overtake each other, so whether a report is news as a *load* says nothing
 about whether its changes were seen. They have an order of their own, `block_hashes_number`: a batch of changes states
 what became of its blocks, so a batch that comes late applies to the blocks of which no later batch has spoken.
-Nothing waits for a batch that never comes (its stream was closed before it was read).
+Nothing waits for a batch that never comes (its call was given up before it was answered).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replica.request import LoadReport
 
 MAX_BATCHES = 64
-"""Remembered per replica. Messages that are under way at once are as many as streams; those that carry changes few."""
+"""Remembered per replica. Of the answers that are under way at once few carry changes."""
 
 
 class PrefixChanges:

@@ -1,8 +1,8 @@
 """The newest load report of every replica, whatever the order in which reports arrive.
 
-Reports ride on the messages of many streams and on Serve's routing stats, so old ones come late and the same one
-comes often. Within one epoch (one life of a replica's engine) the number orders them. An epoch that wasn't seen before
-replaces the current one; one that was replaced is never believed again.
+Reports ride on answers to polls and to new requests and on Serve's routing stats, so old ones come late and the same
+one comes often. Within one epoch (one life of a replica's engine) the number orders them. An epoch that wasn't seen
+before replaces the current one; one that was replaced is never believed again.
 """
 
 from __future__ import annotations

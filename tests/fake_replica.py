@@ -21,6 +21,7 @@ from replica.model_card import TOKENIZER_FILE, ModelCard
 from replica.request import FinishReason, GenerationRequest, SamplingParams, TokenEvent
 from replica.scheduler.plan import PENDING_TOKEN
 from replica.service import ReplicaService
+from tests.replica_reader import read
 
 CHARACTERS = "".join(map(chr, range(33, 127)))
 """Token i is character i; the last token is EOS."""
@@ -189,7 +190,7 @@ class Answered:
 async def answer(service: ReplicaService, request: GenerationRequest) -> Answered:
     """Reads a request's stream to its end."""
     answered = Answered()
-    async for message in service.generate(request):
+    async for message in read(service, request):
         answered.num_messages += 1
         answered.events += message.events
     return answered

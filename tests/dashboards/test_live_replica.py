@@ -23,6 +23,7 @@ from replica.service import ReplicaService
 from tests.dashboards.exporters import Prometheus, discovery, prometheus, serving
 from tests.dashboards.test_prometheus import METRICS_TYPE, chosen, shipped_config
 from tests.fake_replica import FakeFactory, answer, fake_shape, request_of, running, small_config
+from tests.replica_reader import read
 
 BINARY = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(BINARY is None, reason="prometheus (Debian package prometheus) isn't installed")
@@ -76,7 +77,7 @@ class Clients:
         self.ends[str(answered.end().finish_reason)] += 1
 
     async def _leave_early(self, request: GenerationRequest) -> None:
-        stream = self._service.generate(request)
+        stream = read(self._service, request)
         async for message in stream:
             if message.events:
                 break

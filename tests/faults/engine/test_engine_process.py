@@ -20,6 +20,7 @@ from replica.request import FinishReason
 from replica.service import ReplicaService
 from tests.fake_replica import FakeFactory, answer, oracle, request_of, running, sample, small_config
 from tests.faults.engine.factories import SlowFactory
+from tests.replica_reader import read
 
 
 def engine_pid(service: ReplicaService) -> int:
@@ -203,9 +204,7 @@ async def test_two_hundred_aborts_at_random_times_leave_nothing_running(tmp_path
 
     async def leave_early(service: ReplicaService, number: int) -> None:
         await asyncio.sleep(draw.uniform(0, 1.0))
-        stream = service.generate(
-            request_of(f"r{number}", num_prompt=80, max_tokens=40, first=number, n=1 + number % 2)
-        )
+        stream = read(service, request_of(f"r{number}", num_prompt=80, max_tokens=40, first=number, n=1 + number % 2))
         try:
             async with asyncio.timeout(draw.uniform(0, 0.3)):
                 async for _ in stream:
@@ -228,7 +227,7 @@ async def test_two_hundred_aborts_at_random_times_leave_nothing_running(tmp_path
 
 async def test_a_consumer_that_does_not_read_does_not_stop_the_engine(tmp_path: Path) -> None:
     async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
-        idle = service.generate(request_of("idle", max_tokens=100))
+        idle = read(service, request_of("idle", max_tokens=100))
         await anext(idle)
         other = request_of("other", max_tokens=60, first=3)
         assert (await answer(service, other)).token_ids() == oracle(other)
@@ -239,7 +238,7 @@ async def test_a_consumer_that_does_not_read_does_not_stop_the_engine(tmp_path: 
 
 async def test_an_event_loop_that_is_blocked_does_not_stop_the_engine(tmp_path: Path) -> None:
     async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
-        stream = service.generate(request_of("r", max_tokens=100))
+        stream = read(service, request_of("r", max_tokens=100))
         await anext(stream)
         before = service.load().number
         time.sleep(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,9 +55,10 @@ async def test_two_ingress_processes_learn_every_block_that_the_cache_holds(tmp_
         for number in range(4):
             await answer(service, request_of(f"r{number}", num_prompt=12, first=number, lease="one"))
         for lease, hashes in heard.items():
-            async for message in service.generate(request_of(f"bye {lease}", num_prompt=1, lease=lease)):
-                assert message.load is not None
-                hashes.update(message.load.block_hashes_added)
+            async with aclosing(service.submit(request_of(f"bye {lease}", num_prompt=1, lease=lease))) as call:
+                message = await anext(call)
+            assert message.load is not None
+            hashes.update(message.load.block_hashes_added)
         prompts = {
             h for number in range(4) for h in block_hashes(request_of(num_prompt=12, first=number).prompt_ids, 4)
         }

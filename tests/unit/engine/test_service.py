@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from replica.request import FinishReason, GenerationRequest, StreamMessage
-from replica.stream import MessagePause
+from replica.service import ReplicaService
 from tests.fake_replica import (
     Answered,
     FakeFactory,
@@ -21,22 +22,34 @@ from tests.fake_replica import (
     small_config,
     text_of,
 )
+from tests.replica_reader import read
 
 
 def _num_ends(answered: Answered, request: GenerationRequest) -> int:
     return 1 if answered.events[0].finish_reason is FinishReason.REJECTED else request.n
 
 
+@asynccontextmanager
+async def open_call(
+    service: ReplicaService, request: GenerationRequest, refused_with: FinishReason | None = None
+) -> AsyncIterator[AsyncGenerator[StreamMessage, None]]:
+    """A request's call after its first message. Nobody fetches its news."""
+    async with aclosing(service.submit(request)) as call:
+        first = await anext(call)
+        assert [event.finish_reason for event in first.events] == ([refused_with] if refused_with else [])
+        yield call
+
+
 async def test_a_stream_begins_with_acceptance_and_ends_with_one_finish_reason(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
-        messages = [message async for message in service.generate(request_of("r", max_tokens=6))]
+        messages = [message async for message in read(service, request_of("r", max_tokens=6))]
         assert messages[0].events == ()
         assert [event.finish_reason for message in messages for event in message.events if event.finish_reason] == [
             FinishReason.LENGTH
         ]
         assert messages[-1].events[-1].finish_reason is FinishReason.LENGTH
         assert {message.replica_id for message in messages} == {"replica-1"}
-        assert all(message.load is not None for message in messages)
+        assert messages[0].load is not None
 
 
 async def test_text_and_ids_of_all_events_add_up_to_the_answer(factory: FakeFactory) -> None:
@@ -48,21 +61,42 @@ async def test_text_and_ids_of_all_events_add_up_to_the_answer(factory: FakeFact
     assert answered.end().num_output_tokens == 20
 
 
-async def test_the_first_token_is_sent_at_once_and_later_ones_coalesce_while_the_reader_is_busy(
+async def test_the_first_token_is_fetched_at_once_and_later_ones_coalesce_while_no_poll_comes(
     factory: FakeFactory,
 ) -> None:
-    async with (
-        running(small_config(), factory) as service,
-        aclosing(service.generate(request_of("r", max_tokens=30))) as stream,
-    ):
-        await anext(stream)
-        first = await anext(stream)
-        assert [len(event.token_ids) for event in first.events] == [1]
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=30)):
+        first = await service.news("")
+        assert [(news.request_id, len(news.events[0].token_ids)) for news in first.news] == [("r", 1)]
         await settled(service)
-        rest = await anext(stream)
-        assert [len(event.token_ids) for event in rest.events] == [29]
-        assert rest.events[0].finish_reason is FinishReason.LENGTH
-        assert [message async for message in stream] == []
+        rest = await service.news("", first.number)
+        assert [len(event.token_ids) for event in rest.news[0].events] == [29]
+        assert rest.news[0].events[0].finish_reason is FinishReason.LENGTH
+
+
+async def test_the_call_of_a_request_stays_open_until_its_last_news_were_fetched(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service, open_call(service, request_of("r")) as call:
+        over = asyncio.ensure_future(anext(call, None))
+        await settled(service)
+        await asyncio.sleep(0)
+        assert not over.done()
+        while not [event for news in (await service.news("")).news for event in news.events if event.finish_reason]:
+            pass
+        assert await over is None
+
+
+async def test_finished_streams_that_nobody_fetches_are_dropped_and_their_calls_end(factory: FakeFactory) -> None:
+    config = small_config(lease_timeout_s=0.3)
+    async with running(config, factory) as service, open_call(service, request_of("r")) as call:
+        assert await anext(call, None) is None
+        assert (await service.news("")).news == ()
+        assert (await answer(service, request_of("r"))).end().finish_reason is FinishReason.LENGTH
+
+
+async def test_an_id_whose_last_news_were_not_fetched_is_refused(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service, open_call(service, request_of("r")):
+        await settled(service)
+        async with open_call(service, request_of("r"), FinishReason.REJECTED):
+            pass
 
 
 async def test_a_refusal_is_the_only_message_and_carries_the_reason(factory: FakeFactory) -> None:
@@ -93,12 +127,10 @@ async def test_an_idle_replica_takes_a_request_of_more_answers_than_its_queue_ho
         assert [answered.end(index).finish_reason for index in range(8)] == [FinishReason.LENGTH] * 8
 
 
-async def test_closing_the_stream_frees_everything_and_updates_the_gauges(factory: FakeFactory) -> None:
+async def test_closing_the_call_frees_everything_and_updates_the_gauges(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
-        stream = service.generate(request_of("r", num_prompt=40, max_tokens=80))
-        await anext(stream)
-        assert service.load().num_running == 1
-        await stream.aclose()
+        async with open_call(service, request_of("r", num_prompt=40, max_tokens=80)):
+            assert service.load().num_running == 1
         await settled(service)
         assert_quiet(service)
         assert sample(service, "step_tokens_total", kind="decode") == 0, "the engine went on"
@@ -107,7 +139,7 @@ async def test_closing_the_stream_frees_everything_and_updates_the_gauges(factor
 
 async def test_abort_ends_the_stream_and_is_idempotent(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
-        stream = service.generate(request_of("r", max_tokens=80))
+        stream = read(service, request_of("r", max_tokens=80))
         await anext(stream)
         for _ in range(2):
             service.abort("r")
@@ -139,17 +171,17 @@ async def test_an_abort_after_the_end_leaves_a_later_request_of_the_same_id_alon
 
 
 async def test_an_id_that_is_open_is_refused_and_the_open_stream_goes_on(factory: FakeFactory) -> None:
-    async with running(small_config(), factory) as service:
-        first = asyncio.ensure_future(answer(service, request_of("r", max_tokens=20)))
-        await asyncio.sleep(0)
-        second = await answer(service, request_of("r", max_tokens=20))
-        assert second.end().finish_reason is FinishReason.REJECTED
-        assert len((await first).token_ids()) == 20
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=100)):
+        async with open_call(service, request_of("r"), FinishReason.REJECTED):
+            pass
+        await settled(service)
+        (news,) = (await service.news("")).news
+        assert [len(event.token_ids) for event in news.events] == [100]
 
 
 async def test_a_lease_that_is_not_renewed_ends_its_stream_only(factory: FakeFactory) -> None:
     async with running(small_config(lease_timeout_s=1.0), factory) as service:
-        streams = {name: service.generate(request_of(name, max_tokens=100, lease=name)) for name in ("kept", "lost")}
+        streams = {name: read(service, request_of(name, max_tokens=100, lease=name)) for name in ("kept", "lost")}
         for stream in streams.values():
             await anext(stream)
         streams_of = service._streams
@@ -164,13 +196,14 @@ async def test_a_lease_that_is_not_renewed_ends_its_stream_only(factory: FakeFac
 
 
 async def test_a_reader_too_far_behind_is_given_up_and_the_others_go_on(factory: FakeFactory) -> None:
-    async with running(small_config(max_backlog_tokens=10), factory) as service:
-        slow = service.generate(request_of("slow", max_tokens=100))
-        await anext(slow)
-        other = await answer(service, request_of("other", max_tokens=60, first=9))
-        assert other.end().finish_reason is FinishReason.LENGTH
-        rest = [event async for message in slow for event in message.events]
-        assert sum(len(event.token_ids) for event in rest) == 11
+    async with running(small_config(max_backlog_tokens=70), factory) as service:
+        slow = request_of("slow", max_tokens=100, lease="slow")
+        async with open_call(service, slow):
+            other = await answer(service, request_of("other", max_tokens=60, first=9))
+            assert other.end().finish_reason is FinishReason.LENGTH
+            await settled(service)
+            rest = [event for news in (await service.news("slow")).news for event in news.events]
+        assert sum(len(event.token_ids) for event in rest) == 71
         assert rest[-1].finish_reason is FinishReason.ABORT
         assert rest[-1].error is not None
         await settled(service)
@@ -179,10 +212,9 @@ async def test_a_reader_too_far_behind_is_given_up_and_the_others_go_on(factory:
 
 async def test_a_larger_backlog_lets_the_same_reader_live(factory: FakeFactory) -> None:
     async with running(small_config(max_backlog_tokens=200), factory) as service:
-        slow = service.generate(request_of("slow", max_tokens=100))
-        await anext(slow)
-        await settled(service)
-        rest = [event async for message in slow for event in message.events]
+        async with open_call(service, request_of("slow", max_tokens=100)):
+            await settled(service)
+            rest = [event for news in (await service.news("")).news for event in news.events]
         assert rest[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -193,10 +225,8 @@ async def test_the_books_balance_over_every_kind_of_end(tmp_path: Path) -> None:
     requests += [request_of("long", num_prompt=300), request_of("n", n=3, temperature=1.0, max_tokens=4, seed=1)]
     async with running(small_config(), factory) as service:
         answers = await asyncio.gather(*(answer(service, request) for request in requests))
-        aborted = service.generate(request_of("aborted", max_tokens=50))
-        message: StreamMessage = await anext(aborted)
-        assert message.events == ()
-        await aborted.aclose()
+        async with open_call(service, request_of("aborted", max_tokens=50)):
+            pass
         await settled(service)
         assert_quiet(service)
         ends = {r.value: sample(service, "request_success_total", finished_reason=r.value) for r in FinishReason}
@@ -212,30 +242,10 @@ async def test_the_books_balance_over_every_kind_of_end(tmp_path: Path) -> None:
         assert sample(service, "e2e_request_latency_seconds_count") == ends["stop"] + ends["length"]
 
 
-def test_messages_are_spaced_out_only_while_the_loop_is_late() -> None:
-    pause = MessagePause()
-    pause.adapt(0.04)
-    assert pause.seconds == 0.0
-    spaced = []
-    for late_s in (0.06, 0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0):
-        pause.adapt(late_s)
-        spaced.append(pause.seconds)
-    assert spaced == [0.01, 0.02, 0.04, 0.08, 0.16, 0.16, 0.08, 0.04, 0.02, 0.01, 0.0, 0.0]
-
-
-async def test_a_late_loop_makes_messages_fewer_and_loses_nothing(factory: FakeFactory) -> None:
-    request = request_of("r", max_tokens=100)
-    async with running(small_config(), factory) as service:
-        service._pause.adapt(1.0)
-        answered = await answer(service, request)
-    assert answered.token_ids() == oracle(request)
-    assert answered.num_messages < 50
-
-
 async def test_leases_are_watched_without_any_call(factory: FakeFactory) -> None:
     async with running(small_config(lease_timeout_s=0.3), factory, in_thread=True) as service:
         stuck = service._streams.open(request_of("stuck", lease="ingress-1"))
         async with asyncio.timeout(5):
             while not stuck.finished:
-                await stuck.wait()
+                await stuck.known()
         assert stuck.answers[0].finish_reason is FinishReason.ABORT

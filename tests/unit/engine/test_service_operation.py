@@ -9,14 +9,22 @@ import pytest
 
 from replica.errors import EngineDead, SettingError
 from replica.model.fake import FakeModel
-from replica.request import FinishReason
-from tests.fake_replica import FakeFactory, answer, fake_shape, request_of, running, sample, small_config
+from replica.request import FinishReason, GenerationRequest
+from replica.service import ReplicaService
+from tests.fake_replica import Answered, FakeFactory, answer, fake_shape, request_of, running, sample, small_config
+
+
+async def opened(service: ReplicaService, request: GenerationRequest) -> asyncio.Task[Answered]:
+    """A request's answer on its way, once its stream is open."""
+    answering = asyncio.create_task(answer(service, request))
+    while not service.status()["num_streams"]:
+        await asyncio.sleep(0)
+    return answering
 
 
 async def test_draining_refuses_the_new_finishes_the_old_and_shows_in_reports(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
-        old = asyncio.ensure_future(answer(service, request_of("old", max_tokens=30)))
-        await asyncio.sleep(0)
+        old = await opened(service, request_of("old", max_tokens=30))
         drained = asyncio.ensure_future(service.drain(10.0))
         await asyncio.sleep(0)
         new = await answer(service, request_of("new"))
@@ -30,8 +38,7 @@ async def test_draining_refuses_the_new_finishes_the_old_and_shows_in_reports(fa
 
 async def test_what_a_drain_cannot_finish_ends_in_an_error(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service:
-        old = asyncio.ensure_future(answer(service, request_of("old", max_tokens=100)))
-        await asyncio.sleep(0)
+        old = await opened(service, request_of("old", max_tokens=100))
         assert not await service.drain(0.0)
         end = (await old).end()
         assert end.finish_reason is FinishReason.ERROR

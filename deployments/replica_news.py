@@ -1,0 +1,208 @@
+"""How an ingress process reads the streams of one model's replicas: polls, each for all that it has open at a replica.
+
+    submit (a call a request) --> taken --.
+                                          |--> Inbox --> read()
+    poll (a call a replica) --> news -----'
+
+A *reader* is the task that polls one replica, with one poll under way, while streams are open there. News may come
+before the answer of the submitting call does: they wait in the request's inbox behind it. That call stays open until
+the replica's last news of the request were fetched, so Ray tells each stream by itself when its replica dies. What
+the two calls say together:
+
+- The call fails: so does the stream, at once.
+- The call is over, and a poll that was sent after that brought no end: the replica has forgotten the stream (its lease
+  lapsed while this process stood still), and it ends without an end.
+- A poll isn't answered in time, or fails in a way that says nothing of the replica: it is sent again. Whether the
+  replica is lost is judged by those who renew its leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import Context
+
+from replica.errors import BrimfulError, EngineDead, EngineFailure
+from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamMessage, StreamNews
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.25
+MAX_FAILED_POLLS = 8
+"""In a row, that were answered with an error: then the replica's streams here fail with it."""
+MAX_REMEMBERED = 1024
+"""Replicas of which it is known which batch came last; more than are read at once."""
+
+Poll = Callable[[str, str, int], Awaitable[NewsBatch | None]]
+"""(replica, lease, number of the batch that arrived last) -> the next one; None when no answer came in time."""
+
+
+class Inbox:
+    """What came of one request here and hasn't been read. `replica_id` is None until a replica took it."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.replica_id: str | None = None
+        self.call_is_over = False
+        self._num_open = num_sequences
+        self._messages: deque[StreamMessage] = deque()
+        self._error: BrimfulError | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes."""
+        return self._closed or self._num_open <= 0 or self._error is not None
+
+    def put(self, replica_id: str, news: StreamNews) -> None:
+        if self.replica_id is not None and self.replica_id != replica_id:
+            return
+        self._messages.append(StreamMessage(replica_id, news.events, None, news.num_cached_tokens))
+        if replica_id == self.replica_id:
+            self._count_ends(self._messages[-1])
+            self._changed.set()
+
+    def taken_by(self, replica_id: str) -> None:
+        """From here on only that replica counts, also in what came early."""
+        self.replica_id = replica_id
+        self._messages = deque(message for message in self._messages if message.replica_id == replica_id)
+        for message in self._messages:
+            self._count_ends(message)
+
+    def fail(self, error: BrimfulError) -> None:
+        """Ends it after what came before, unless it is over."""
+        if not self.is_over:
+            self._error = error
+            self._changed.set()
+
+    def close(self) -> None:
+        """Ends it without an end."""
+        self._closed = True
+        self._changed.set()
+
+    async def get(self) -> StreamMessage | None:
+        """The next message; None after the last one. Raises what the stream failed with."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self.is_over:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._messages.popleft()
+
+    def _count_ends(self, message: StreamMessage) -> None:
+        self._num_open -= sum(event.finish_reason is not None for event in message.events)
+
+
+class ReplicaNews:
+    """All methods belong to one event loop. `observe` is told the report of every batch.
+
+    `translated` makes one of our errors of what a call raised.
+    """
+
+    def __init__(
+        self, poll: Poll, observe: Callable[[LoadReport], None], translated: Callable[[Exception], BrimfulError]
+    ) -> None:
+        self._poll = poll
+        self._observe = observe
+        self._translated = translated
+        self._inboxes: dict[str, Inbox] = {}
+        self._readers: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._arrived: dict[tuple[str, str], int] = {}  # number of the last batch
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Streams, readers and calls that aren't over."""
+        return len(self._inboxes) + len(self._readers) + len(self._calls)
+
+    async def read(
+        self, request: GenerationRequest, call: AsyncIterator[StreamMessage]
+    ) -> AsyncIterator[StreamMessage]:
+        """All messages of a request that `call` submits, that it was taken (or its refusal) first. Raises what ended
+        it early. Of two with one id the later one is read."""
+        inbox = self._inboxes[request.request_id] = Inbox(request.n)
+        try:
+            first = await anext(call, None)
+            if first is None:
+                return
+            if not first.events:
+                inbox.taken_by(first.replica_id)
+                self._follow(call, inbox)
+                self._read_replica(first.replica_id, request.lease or "")
+            yield first
+            while not first.events and (message := await inbox.get()) is not None:
+                yield message
+        finally:
+            inbox.close()
+            if self._inboxes.get(request.request_id) is inbox:
+                del self._inboxes[request.request_id]
+
+    def _follow(self, call: AsyncIterator[StreamMessage], inbox: Inbox) -> None:
+        task = asyncio.create_task(self._until_over(call, inbox))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _until_over(self, call: AsyncIterator[StreamMessage], inbox: Inbox) -> None:
+        try:
+            async for _ in call:
+                raise EngineFailure("the replica said more than that it took the request")
+            inbox.call_is_over = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the stream
+            if not inbox.is_over:
+                inbox.fail(self._translated(error))
+
+    def _read_replica(self, replica_id: str, lease: str) -> None:
+        """In a context of its own: a poll is no part of the HTTP request that happens to be the first here."""
+        key = (replica_id, lease)
+        if key in self._readers:
+            return
+        self._arrived[key] = self._arrived.pop(key, 0)
+        if len(self._arrived) > MAX_REMEMBERED:
+            del self._arrived[next(iter(self._arrived))]
+        self._readers[key] = asyncio.create_task(self._run(replica_id, lease), context=Context())
+
+    async def _run(self, replica_id: str, lease: str) -> None:
+        """Polls while streams are open at the replica. However it ends, none of them is left waiting."""
+        num_failed = 0
+        error: BrimfulError = EngineFailure("the request failed inside the service")
+        try:
+            while self._open_at(replica_id) and num_failed < MAX_FAILED_POLLS:
+                try:
+                    await self._next_batch(replica_id, lease)
+                    num_failed = 0
+                except EngineDead as dead:
+                    error = dead
+                    return
+                except BrimfulError as failure:
+                    logger.warning("poll of replica %s failed: %s", replica_id, failure)
+                    num_failed, error = num_failed + 1, failure
+                    await asyncio.sleep(RETRY_S)
+        except Exception:
+            logger.exception("the reader of replica %s failed", replica_id)
+        finally:
+            del self._readers[replica_id, lease]
+            for inbox in self._open_at(replica_id):
+                inbox.fail(error)
+
+    async def _next_batch(self, replica_id: str, lease: str) -> None:
+        had_no_call = [inbox for inbox in self._open_at(replica_id) if inbox.call_is_over]
+        batch = await self._poll(replica_id, lease, self._arrived[replica_id, lease])
+        if batch is None:
+            return
+        if batch.load is not None:
+            self._observe(batch.load)
+        if batch.number:
+            self._arrived[replica_id, lease] = batch.number
+        for news in batch.news:
+            inbox = self._inboxes.get(news.request_id)
+            if inbox is not None:
+                inbox.put(batch.replica_id, news)
+        for inbox in had_no_call:
+            inbox.close()
+
+    def _open_at(self, replica_id: str) -> list[Inbox]:
+        return [inbox for inbox in self._inboxes.values() if inbox.replica_id == replica_id and not inbox.is_over]

@@ -1,0 +1,209 @@
+"""What the streams of a replica have to say, in one mailbox a reader: fetched by polls, each for all streams at once.
+
+    Stream -> Mailbox (by lease) -> Mailboxes.poll -> NewsBatch
+
+A message costs a process far more than a token, so nothing is sent by itself: while a poll is on its way news gather
+in their streams, and a reader that is slow gets fewer and larger batches. The first news of a stream and its end are
+the answer at once, others wait until `spacing_s` have passed since the last batch. A poll without news is answered
+after `wait_s`.
+
+Answers can get lost. So a mailbox keeps its last batch until a poll acknowledges its number, and gives it again to one
+that doesn't; a poll that waits while another one comes is the older one, which nobody reads any more: it returns
+without news. Nothing is thus lost, and nothing new is said before the last batch has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamNews
+from replica.stream import Stream
+
+NEVER_S = float("inf")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A stream that is still to be read. `fetched` is set when nobody has to wait for its reader any more."""
+
+    stream: Stream
+    has_been_read: bool = False
+    fetched: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Mailbox:
+    """The streams of one reader. Knows no clock and never waits: `Mailboxes` does.
+
+    A stream is in it from `add` until its end was taken, or until `remove`. `wake` is set when there is more reason to
+    answer than before. `silent_s` is how long no poll came.
+    """
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.batch: NewsBatch | None = None  # the last one, not acknowledged yet
+        self.last_batch_s = -NEVER_S
+        self.num_polls = 0
+        self.silent_s = 0.0
+        self._entries: dict[str, _Entry] = {}
+        self._ready: dict[str, None] = {}  # requests with news, those that wait longest first
+        self._urgent = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def add(self, stream: Stream) -> asyncio.Event:
+        entry = _Entry(stream)
+        self._entries[stream.request.request_id] = entry
+        stream.on_news = self.put
+        if stream.has_news:
+            self.put(stream)
+        return entry.fetched
+
+    def remove(self, stream: Stream) -> None:
+        stream.on_news = None
+        entry = self._entries.get(stream.request.request_id)
+        if entry is not None and entry.stream is stream:
+            self._drop(stream.request.request_id)
+
+    def put(self, stream: Stream) -> None:
+        """The stream has news."""
+        entry = self._entries[stream.request.request_id]
+        is_urgent = stream.finished or not entry.has_been_read
+        if is_urgent or not self._ready:
+            self.wake.set()
+        self._ready[stream.request.request_id] = None
+        self._urgent = self._urgent or is_urgent
+
+    def due_s(self, spacing_s: float) -> float:
+        """When a poll is to be answered with what is there."""
+        if not self._ready:
+            return NEVER_S
+        return -NEVER_S if self._urgent else self.last_batch_s + spacing_s
+
+    def take(self, max_tokens: int) -> tuple[StreamNews, ...]:
+        """The news that wait longest, until they have `max_tokens` or more. They are this mailbox's no more: keep them
+        until they have arrived."""
+        news: list[StreamNews] = []
+        num_tokens = 0
+        while self._ready and num_tokens < max_tokens:
+            request_id = next(iter(self._ready))
+            del self._ready[request_id]
+            entry = self._entries[request_id]
+            entry.has_been_read = True
+            num_tokens += entry.stream.backlog
+            news.append(StreamNews(request_id, entry.stream.take(), entry.stream.num_cached_tokens))
+            if entry.stream.finished:
+                self._drop(request_id)
+        self._urgent = bool(self._ready)
+        return tuple(news)
+
+    def drop_finished(self) -> None:
+        """No reader comes any more: what has ended is forgotten unread."""
+        for request_id in [r for r, entry in self._entries.items() if entry.stream.finished]:
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        entry = self._entries.pop(request_id)
+        entry.stream.on_news = None
+        self._ready.pop(request_id, None)
+        entry.fetched.set()
+
+
+class Mailboxes:
+    """The mailboxes of a replica by lease. `load_for` makes the report that rides on a batch for a lease.
+
+    One that no poll came for in `timeout_s` (see `age`) loses its finished streams; once no stream is in it, it is
+    forgotten. Streams that are open end by their own lease or backlog.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        load_for: Callable[[str], LoadReport],
+        *,
+        wait_s: float = 1.0,
+        spacing_s: float = 0.02,
+        max_batch_tokens: int = 50_000,
+    ) -> None:
+        self._replica_id = replica_id
+        self._load_for = load_for
+        self._wait_s = wait_s
+        self._spacing_s = spacing_s
+        self._max_batch_tokens = max_batch_tokens  # about 1 MB; an answer of more than 4 MB can't be sent
+        self._boxes: dict[str, Mailbox] = {}
+        self._num_batches = 0
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def holds(self, request: GenerationRequest) -> bool:
+        """A stream with this request's id and lease hasn't been read to its end."""
+        box = self._boxes.get(reader_of(request))
+        return box is not None and request.request_id in box
+
+    def add(self, stream: Stream) -> asyncio.Event:
+        """Deliver what this stream says from now on; the event is set when its end was taken or its news dropped."""
+        return self._boxes.setdefault(reader_of(stream.request), Mailbox()).add(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Nobody wants the rest of it. Idempotent."""
+        box = self._boxes.get(reader_of(stream.request))
+        if box is not None:
+            box.remove(stream)
+
+    def age(self, elapsed_s: float, timeout_s: float) -> None:
+        """Lets time pass for readers that don't poll."""
+        for lease, box in list(self._boxes.items()):
+            box.silent_s = 0.0 if box.num_polls else box.silent_s + elapsed_s
+            if box.silent_s >= timeout_s:
+                box.drop_finished()
+                if not box:
+                    del self._boxes[lease]
+
+    async def poll(self, lease: str, acknowledged: int) -> NewsBatch:
+        """The lease's next batch; the last one again if it isn't `acknowledged`; no news after `wait_s`."""
+        box = self._boxes.setdefault(lease, Mailbox())
+        box.num_polls += 1
+        try:
+            return await self._answer(box, lease, acknowledged)
+        finally:
+            box.num_polls -= 1
+            box.silent_s = 0.0
+
+    async def _answer(self, box: Mailbox, lease: str, acknowledged: int) -> NewsBatch:
+        box.wake.set()  # the poll that waits here is superseded
+        box.wake = wake = asyncio.Event()
+        if box.batch is not None and box.batch.number != acknowledged:
+            return box.batch
+        box.batch = None
+        now_s = asyncio.get_running_loop().time
+        limit_s = now_s() + self._wait_s
+        while box.wake is wake and (left_s := min(limit_s, box.due_s(self._spacing_s)) - now_s()) > 0:
+            wake.clear()
+            await _within(left_s, wake)
+        if box.wake is not wake or box.due_s(self._spacing_s) == NEVER_S:
+            return NewsBatch(self._replica_id)
+        self._num_batches += 1
+        box.last_batch_s = now_s()
+        box.batch = NewsBatch(
+            self._replica_id, self._num_batches, box.take(self._max_batch_tokens), self._load_for(lease)
+        )
+        return box.batch
+
+
+def reader_of(request: GenerationRequest) -> str:
+    """The lease whose polls bring this request's news; requests without one have a reader in common."""
+    return request.lease or ""
+
+
+async def _within(limit_s: float, wake: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await wake.wait()
+    except TimeoutError:
+        return

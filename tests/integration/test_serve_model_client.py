@@ -1,0 +1,197 @@
+"""The client of an ingress over real Ray Serve, with replicas around the fake model: streams that outlive a scale-down,
+replicas that die, consumers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from deployments.replica_deployment import ReplicaDeployment
+from deployments.serve_model_client import ServeModelClient
+from replica.errors import EngineDead
+from replica.request import FinishReason, GenerationRequest, NewsBatch, StreamMessage
+from replica.service import ReplicaService
+from tests.fake_replica import oracle, request_of, small_config
+from tests.faults.engine.factories import SlowFactory
+
+pytestmark = pytest.mark.timeout(300)  # the first test starts Ray
+
+LEASE = "test"
+STEP_S = 0.03
+NUM_TOKENS = 100
+
+
+class Replica:
+    """A replica deployment as `ReplicaDeployment` is one, around the fake model: 100 tokens take 3 s."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._folder = tempfile.mkdtemp()
+        factory = SlowFactory(Path(self._folder), faults={"step_s": STEP_S})
+        config = small_config(lease_timeout_s=60.0)
+        self._service = await ReplicaService.start(
+            config, replica_id=self._replica_id, model_name="fake", runner_factory=factory
+        )
+        self._num_streams = 0
+
+    async def submit(
+        self, request: GenerationRequest, route: Any = None, exclude: Any = ()
+    ) -> AsyncIterator[StreamMessage]:
+        async for message in ReplicaDeployment.submit(cast(Any, self), request):
+            yield message
+
+    async def news(self, lease: str, acknowledged: int, pin: str | None = None) -> NewsBatch:
+        return await ReplicaDeployment.news(cast(Any, self), lease, acknowledged)
+
+    async def status(self, pin: str | None = None) -> dict[str, Any]:
+        return {"replica_id": self._replica_id, **self._service.status()}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        return asdict(self._service.load())
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_service"):
+            await self._service.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ServeModelClient]:
+    """A private Ray with two replicas behind the router."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        folder = tempfile.mkdtemp(prefix="mc-")
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            _temp_dir=folder,
+            configure_logging=False,
+            log_to_driver=False,
+        )
+        serve.start(http_options={"location": "NoServer"})
+        router: dict[str, Any] = {
+            "request_router_class": "router.serve_router.BrimfulRouter",
+            "request_routing_stats_period_s": 0.2,
+        }
+        replica = serve.deployment(
+            num_replicas=2,
+            ray_actor_options={"num_cpus": 0},
+            max_ongoing_requests=1000,
+            graceful_shutdown_wait_loop_s=0.1,
+            graceful_shutdown_timeout_s=60,
+            request_router_config=RequestRouterConfig(**router),
+        )(Replica)
+        try:
+            handle: DeploymentHandle[Any] = serve.run(replica.bind(), name="client", route_prefix=None)
+            with ThreadPoolExecutor(1) as threads:
+                yield ServeModelClient(handle, threads)
+        finally:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def long_request(request_id: str) -> GenerationRequest:
+    return request_of(request_id, max_tokens=NUM_TOKENS, lease=LEASE)
+
+
+async def read(
+    client: ServeModelClient, request: GenerationRequest, exclude: str, taken: asyncio.Event
+) -> list[StreamMessage]:
+    """A request as a pump reads it. `taken` is set once a replica took it."""
+    messages = []
+    try:
+        async for message in client.generate(request, (exclude,)):
+            taken.set()
+            messages.append(message)
+    finally:
+        client.forget(request.request_id)
+    return messages
+
+
+async def two_at_each(client: ServeModelClient, name: str) -> dict[str, list[asyncio.Task[list[StreamMessage]]]]:
+    """Four long requests that have been taken, by replica."""
+    async with asyncio.timeout(30):
+        while len(client.loads()) != 2:
+            await asyncio.sleep(0.02)
+    reading: dict[str, list[asyncio.Task[list[StreamMessage]]]] = {}
+    for number in range(4):
+        request, taken = long_request(f"{name}-{number}"), asyncio.Event()
+        task = asyncio.create_task(read(client, request, client.state.replica_ids()[number % 2], taken))
+        await taken.wait()
+        replica_id = client.replica_of(request.request_id)
+        assert replica_id is not None
+        reading.setdefault(replica_id, []).append(task)
+    assert [len(tasks) for tasks in reading.values()] == [2, 2]
+    return reading
+
+
+def tokens(messages: list[StreamMessage]) -> list[int]:
+    return [token for message in messages for event in message.events for token in event.token_ids]
+
+
+async def test_all_streams_of_a_replica_are_read_and_nothing_is_left(client: ServeModelClient) -> None:
+    for tasks in (await two_at_each(client, "all")).values():
+        for messages in await asyncio.gather(*tasks):
+            assert messages[0].events == ()
+            assert tokens(messages) == oracle(long_request("all"))
+            assert messages[-1].events[-1].finish_reason is FinishReason.LENGTH
+            assert 3 <= len(messages) <= NUM_TOKENS + 1
+    assert len(client.state.ledger) == 0
+    async with asyncio.timeout(10):
+        while client._news.num_open:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_consumer_that_leaves_ends_its_stream_at_the_replica(client: ServeModelClient) -> None:
+    reading = await two_at_each(client, "left")
+    tasks = [task for tasks in reading.values() for task in tasks]
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
+    async with asyncio.timeout(2.0):  # sooner than the streams would end by themselves
+        while any(status["num_streams"] for status in await client.ask_all("status")):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_replica_ends_its_streams_at_once_and_no_other(client: ServeModelClient) -> None:
+    reading = await two_at_each(client, "killed")
+    pids = {status["replica_id"]: status["pid"] for status in await client.ask_all("status")}
+    victim, other = sorted(reading)
+    os.kill(pids[victim], signal.SIGKILL)
+    killed_s = time.monotonic()
+    for end in await asyncio.gather(*reading[victim], return_exceptions=True):
+        assert isinstance(end, EngineDead)
+    assert time.monotonic() - killed_s < 2.0
+    for messages in await asyncio.gather(*reading[other]):
+        assert len(tokens(messages)) == NUM_TOKENS
+    assert len(client.state.ledger) == 0
+
+
+async def test_streams_outlive_the_end_of_their_deployment(client: ServeModelClient) -> None:
+    """The last test: it deletes the application. Serve ends a replica as soon as it sees no call; between two polls
+    there is none but those of the requests."""
+    reading = await two_at_each(client, "drained")
+    serve.delete("client", _blocking=False)
+    for tasks in reading.values():
+        for messages in await asyncio.gather(*tasks):
+            assert tokens(messages) == oracle(long_request("drained"))
+    assert client.state.replica_ids() == []

@@ -1,0 +1,139 @@
+"""Any mix of tokens, ends, lost answers, superseded and repeated polls: each stream's news arrive once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from replica.mailboxes import Mailboxes
+from replica.model_card import TextBundle
+from replica.request import FinishReason, LoadReport, NewsBatch
+from replica.stream import Stream
+from replica.text.tokenizer import Tokenizer
+from tests.fake_replica import request_of, write_model
+
+REPORT = LoadReport("r", "e", 1, 0.0, 0, 0, 0, 0, 8, 8, 0, 4, 4, 16)
+
+
+def _tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        card = write_model(Path(folder))
+        return Tokenizer(TextBundle.load(Path(card.folder)).tokenizer_json, card)
+
+
+TOKENIZER = _tokenizer()
+
+
+class MailboxMachine(RuleBasedStateMachine):
+    """The naive model: of each stream a list of what was said and of what arrived, the second a beginning of the
+    first. Polls may wait, be lost on their way back, or be answered after a newer one was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_tokens=2)
+        self.open: dict[str, Stream] = {}
+        self.said: dict[str, list[int]] = {}
+        self.arrived: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+        self.told_ended: set[str] = set()
+        self.fetched: dict[str, asyncio.Event] = {}
+        self.polls: list[asyncio.Task[NewsBatch]] = []
+        self.acknowledged = 0
+        self.num_opened = 0
+        self.next_token = 0
+
+    def turn(self) -> None:
+        """Lets the loop run until nothing can go on."""
+        for _ in range(8):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    @rule(first=st.booleans())
+    def opens(self, first: bool) -> None:
+        name = f"s{self.num_opened}"
+        self.num_opened += 1
+        stream = Stream(request_of(name, lease="me"), f"1:{name}", TOKENIZER, 0.0)
+        self.open[name], self.said[name], self.arrived[name] = stream, [], []
+        if first:
+            self._say(name)
+        self.fetched[name] = self.boxes.add(stream)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), end=st.booleans())
+    def says(self, data: st.DataObject, end: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        self._say(name, end)
+        if end:
+            del self.open[name]
+            self.ended.add(name)
+
+    @rule()
+    def polls_again(self) -> None:
+        """Whether or not an older one waits."""
+        self.polls.append(self.loop.create_task(self.boxes.poll("me", self.acknowledged)))
+
+    @rule()
+    def waits(self) -> None:
+        self.turn()
+
+    @rule()
+    def loses_all_answers(self) -> None:
+        self.turn()
+        for poll in self.polls:
+            poll.cancel()
+        self.turn()
+        self.polls = []
+
+    @rule()
+    def reads_the_newest_answer(self) -> None:
+        """A reader listens only to the poll that it sent last."""
+        self.turn()
+        if not self.polls or not self.polls[-1].done():
+            return
+        batch = self.polls[-1].result()
+        self.polls = []
+        if batch.number:
+            self.acknowledged = batch.number
+        for news in batch.news:
+            assert news.request_id not in self.told_ended, "news after the end"
+            self.arrived[news.request_id] += [token for event in news.events for token in event.token_ids]
+            if any(event.finish_reason for event in news.events):
+                self.told_ended.add(news.request_id)
+
+    @invariant()
+    def what_arrived_is_the_beginning_of_what_was_said(self) -> None:
+        for name, arrived in self.arrived.items():
+            assert arrived == self.said[name][: len(arrived)]
+
+    def teardown(self) -> None:
+        """Once polls get through again everything arrives, and nothing is kept."""
+        for name in list(self.open):
+            self._say(name, end=True)
+            self.ended.add(name)
+        for _ in range(len(self.said) + 2):
+            self.polls_again()
+            self.reads_the_newest_answer()
+        self.loses_all_answers()
+        try:
+            assert self.arrived == self.said
+            assert self.told_ended == self.ended == set(self.said)
+            assert all(event.is_set() for event in self.fetched.values())
+            self.boxes.age(1.0, 1.0)
+            assert len(self.boxes) == 0
+        finally:
+            self.loop.close()
+
+    def _say(self, name: str, end: bool = False) -> None:
+        self.next_token = (self.next_token + 1) % 90
+        self.said[name].append(self.next_token)
+        self.open[name].answers[0].push(self.next_token, FinishReason.LENGTH if end else None)
+        self.open[name].wake()
+
+
+TestMailbox = MailboxMachine.TestCase
+TestMailbox.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,197 @@
+"""Mailboxes of a replica: when a poll is answered, with what, and what becomes of news that nobody fetches."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from replica.mailboxes import Mailboxes
+from replica.model_card import TextBundle
+from replica.request import FinishReason, LoadReport, NewsBatch
+from replica.stream import Stream
+from replica.text.tokenizer import Tokenizer
+from tests.fake_replica import request_of, write_model
+
+LONG_S = 60.0
+REPORT = LoadReport("r", "e", 1, 0.0, 0, 0, 0, 0, 8, 8, 0, 4, 4, 16)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    card = write_model(tmp_path)
+    return Tokenizer(TextBundle.load(Path(card.folder)).tokenizer_json, card)
+
+
+def mailboxes(wait_s: float = LONG_S, spacing_s: float = 0.0) -> Mailboxes:
+    return Mailboxes("r", lambda lease: REPORT, wait_s=wait_s, spacing_s=spacing_s)
+
+
+def stream_of(tokenizer: Tokenizer, request_id: str = "a", lease: str = "me") -> Stream:
+    return Stream(request_of(request_id, lease=lease), f"1:{request_id}", tokenizer, 0.0)
+
+
+def say(stream: Stream, token: int, reason: FinishReason | None = None) -> None:
+    stream.answers[0].push(token, reason)
+    stream.wake()
+
+
+def told(batch: NewsBatch) -> dict[str, list[int]]:
+    return {news.request_id: [token for event in news.events for token in event.token_ids] for news in batch.news}
+
+
+async def polling(boxes: Mailboxes, acknowledged: int = 0) -> asyncio.Task[NewsBatch]:
+    """A poll that waits."""
+    task = asyncio.create_task(boxes.poll("me", acknowledged))
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def test_what_is_there_is_the_answer_at_once_for_all_streams_of_the_lease(tokenizer: Tokenizer) -> None:
+    boxes = mailboxes()
+    a, b, other = stream_of(tokenizer, "a"), stream_of(tokenizer, "b"), stream_of(tokenizer, "c", "other")
+    say(b, 1)
+    for stream in (a, b, other):
+        boxes.add(stream)
+    for stream, token in ((a, 2), (other, 3), (b, 4)):
+        say(stream, token)
+    batch = await boxes.poll("me", 0)
+    assert (told(batch), batch.number, batch.load) == ({"b": [1, 4], "a": [2]}, 1, REPORT)
+    assert told(await boxes.poll("other", 0)) == {"c": [3]}
+
+
+async def test_a_waiting_poll_is_answered_by_the_first_news(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(), stream_of(tokenizer)
+    boxes.add(stream)
+    poll = await polling(boxes)
+    say(stream, 1)
+    assert told(await poll) == {"a": [1]}
+
+
+async def test_a_poll_without_news_is_answered_after_a_while_and_needs_no_acknowledgement(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(wait_s=0.01), stream_of(tokenizer)
+    boxes.add(stream)
+    say(stream, 1)
+    first = await boxes.poll("me", 0)
+    assert await boxes.poll("me", first.number) == NewsBatch("r")
+    say(stream, 2)
+    assert told(await boxes.poll("me", first.number)) == {"a": [2]}
+
+
+async def test_a_batch_is_given_again_until_it_is_acknowledged(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(), stream_of(tokenizer)
+    boxes.add(stream)
+    say(stream, 1)
+    lost = await boxes.poll("me", 0)
+    say(stream, 2)
+    assert await boxes.poll("me", 0) is lost
+    assert told(await boxes.poll("me", lost.number)) == {"a": [2]}
+
+
+async def test_a_newer_poll_sends_the_waiting_one_home_without_news(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(), stream_of(tokenizer)
+    boxes.add(stream)
+    older, newer = await polling(boxes), await polling(boxes)
+    assert await older == NewsBatch("r")
+    say(stream, 1)
+    assert told(await newer) == {"a": [1]}
+
+
+async def test_later_tokens_wait_for_the_spacing_but_an_end_or_a_new_stream_does_not(tokenizer: Tokenizer) -> None:
+    boxes, a, b = mailboxes(spacing_s=LONG_S), stream_of(tokenizer, "a"), stream_of(tokenizer, "b")
+    boxes.add(a)
+    say(a, 1)
+    first = await boxes.poll("me", 0)
+    say(a, 2)
+    poll = await polling(boxes, first.number)
+    boxes.add(b)
+    say(b, 3)
+    second = await poll
+    assert told(second) == {"a": [2], "b": [3]}
+    say(b, 4)
+    poll = await polling(boxes, second.number)
+    say(a, 5, FinishReason.LENGTH)
+    assert told(await poll) == {"b": [4], "a": [5]}
+
+
+async def test_later_tokens_come_once_the_spacing_is_over(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(spacing_s=0.01), stream_of(tokenizer)
+    boxes.add(stream)
+    say(stream, 1)
+    first = await boxes.poll("me", 0)
+    poll = await polling(boxes, first.number)
+    say(stream, 2)
+    assert told(await poll) == {"a": [2]}
+
+
+async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(tokenizer: Tokenizer) -> None:
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_tokens=2)
+    streams = [stream_of(tokenizer, name) for name in "abc"]
+    for token, stream in enumerate(streams):
+        boxes.add(stream)
+        say(stream, token)
+    first = await boxes.poll("me", 0)
+    assert told(first) == {"a": [0], "b": [1]}
+    say(streams[0], 7)
+    assert told(await boxes.poll("me", first.number)) == {"c": [2], "a": [7]}
+
+
+async def test_the_end_of_a_stream_is_fetched_when_it_was_taken(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(), stream_of(tokenizer)
+    fetched = boxes.add(stream)
+    say(stream, 1)
+    batch = await boxes.poll("me", 0)
+    assert (boxes.holds(stream.request), fetched.is_set()) == (True, False)
+    say(stream, 2, FinishReason.LENGTH)
+    await boxes.poll("me", batch.number)
+    assert (boxes.holds(stream.request), fetched.is_set()) == (False, True)
+
+
+async def test_a_stream_that_was_removed_says_nothing_more(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(wait_s=0.01), stream_of(tokenizer)
+    boxes.add(stream)
+    say(stream, 1)
+    boxes.remove(stream)
+    boxes.remove(stream)
+    say(stream, 2)
+    assert await boxes.poll("me", 0) == NewsBatch("r")
+
+
+async def test_removing_a_stream_leaves_a_later_one_of_the_same_id(tokenizer: Tokenizer) -> None:
+    boxes, old, new = mailboxes(), stream_of(tokenizer), stream_of(tokenizer)
+    boxes.add(old)
+    boxes.remove(old)
+    boxes.add(new)
+    boxes.remove(old)
+    say(new, 1)
+    assert told(await boxes.poll("me", 0)) == {"a": [1]}
+
+
+async def test_what_nobody_polls_for_is_dropped_when_finished_and_its_mailbox_forgotten(tokenizer: Tokenizer) -> None:
+    boxes, ended, going = mailboxes(wait_s=0.01), stream_of(tokenizer, "ended"), stream_of(tokenizer, "going")
+    fetched = boxes.add(ended)
+    boxes.add(going)
+    say(ended, 1, FinishReason.ABORT)
+    say(going, 2)
+    boxes.age(4.0, 5.0)
+    assert not fetched.is_set()
+    boxes.age(1.0, 5.0)
+    assert (fetched.is_set(), len(boxes)) == (True, 1)
+    assert told(await boxes.poll("me", 0)) == {"going": [2]}
+    boxes.remove(going)
+    boxes.age(4.0, 5.0)
+    assert len(boxes) == 1, "it was polled"
+    boxes.age(1.0, 5.0)
+    assert len(boxes) == 0
+
+
+async def test_a_mailbox_whose_poll_waits_is_not_forgotten(tokenizer: Tokenizer) -> None:
+    boxes = mailboxes()
+    poll = await polling(boxes)
+    boxes.age(10.0, 5.0)
+    stream = stream_of(tokenizer)
+    boxes.add(stream)
+    say(stream, 1)
+    assert told(await poll) == {"a": [1]}
