@@ -64,6 +64,7 @@ def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: M
         num_replicas=model.replicas,
         ray_actor_options=model.ray_resources(machine, config.num_model_replicas),
         request_router_config=RequestRouterConfig(**routing),
+        logging_config={"enable_access_log": False},  # a line for every poll would be most of a replica's log
         **_life_cycle(config, SHUTDOWN_MARGIN_S),
     )(ReplicaDeployment)
     return deployment.bind(engine, model.name, config.metrics_host, config.metrics_ports)

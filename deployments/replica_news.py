@@ -12,8 +12,9 @@ the two calls say together:
 - The call fails: so does the stream, at once.
 - The call is over, and a poll that was sent after that brought no end: the replica has forgotten the stream (its lease
   lapsed while this process stood still), and it ends without an end.
-- A poll isn't answered in time, or fails in a way that says nothing of the replica: it is sent again. Whether the
-  replica is lost is judged by those who renew its leases.
+- A poll isn't answered in time, or fails in a way that says nothing of the replica: it is sent again, a few times.
+  Those who renew its leases judge sooner whether the replica is lost; but one that answers them and no poll is as good
+  as lost, and its streams here end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextvars import Context
 
 from replica.errors import BrimfulError, EngineDead, EngineFailure
@@ -31,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.25
 MAX_FAILED_POLLS = 8
-"""In a row, that were answered with an error: then the replica's streams here fail with it."""
+"""In a row, without an answer or with an error for one: then the replica's streams here fail."""
 MAX_REMEMBERED = 1024
-"""Replicas of which it is known which batch came last; more than are read at once."""
+"""Replicas that nobody reads and of which it is known which batch came last."""
 
 Poll = Callable[[str, str, int], Awaitable[NewsBatch | None]]
 """(replica, lease, number of the batch that arrived last) -> the next one; None when no answer came in time."""
@@ -121,7 +122,7 @@ class ReplicaNews:
 
     async def read(
         self, request: GenerationRequest, call: AsyncIterator[StreamMessage]
-    ) -> AsyncIterator[StreamMessage]:
+    ) -> AsyncGenerator[StreamMessage, None]:
         """All messages of a request that `call` submits, that it was taken (or its refusal) first. Raises what ended
         it early. Of two with one id the later one is read."""
         inbox = self._inboxes[request.request_id] = Inbox(request.n)
@@ -151,6 +152,9 @@ class ReplicaNews:
             async for _ in call:
                 raise EngineFailure("the replica said more than that it took the request")
             inbox.call_is_over = True
+        except asyncio.CancelledError:  # Ray raises it when the call was cancelled from elsewhere
+            inbox.fail(EngineFailure("the call of the request was cancelled"))
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the stream
             if not inbox.is_over:
                 inbox.fail(self._translated(error))
@@ -161,19 +165,17 @@ class ReplicaNews:
         if key in self._readers:
             return
         self._arrived[key] = self._arrived.pop(key, 0)
-        if len(self._arrived) > MAX_REMEMBERED:
-            del self._arrived[next(iter(self._arrived))]
         self._readers[key] = asyncio.create_task(self._run(replica_id, lease), context=Context())
 
     async def _run(self, replica_id: str, lease: str) -> None:
         """Polls while streams are open at the replica. However it ends, none of them is left waiting."""
         num_failed = 0
-        error: BrimfulError = EngineFailure("the request failed inside the service")
+        error: BrimfulError = EngineFailure("the replica answers no poll")
         try:
             while self._open_at(replica_id) and num_failed < MAX_FAILED_POLLS:
                 try:
-                    await self._next_batch(replica_id, lease)
-                    num_failed = 0
+                    is_answered = await self._next_batch(replica_id, lease)
+                    num_failed = 0 if is_answered else num_failed + 1
                 except EngineDead as dead:
                     error = dead
                     return
@@ -185,14 +187,22 @@ class ReplicaNews:
             logger.exception("the reader of replica %s failed", replica_id)
         finally:
             del self._readers[replica_id, lease]
+            self._forget_old()
             for inbox in self._open_at(replica_id):
                 inbox.fail(error)
 
-    async def _next_batch(self, replica_id: str, lease: str) -> None:
+    def _forget_old(self) -> None:
+        """Batches of replicas that nobody reads, those read longest ago first."""
+        idle = [key for key in self._arrived if key not in self._readers]
+        for key in idle[: max(0, len(idle) - MAX_REMEMBERED)]:
+            del self._arrived[key]
+
+    async def _next_batch(self, replica_id: str, lease: str) -> bool:
+        """Whether the poll was answered."""
         had_no_call = [inbox for inbox in self._open_at(replica_id) if inbox.call_is_over]
         batch = await self._poll(replica_id, lease, self._arrived[replica_id, lease])
         if batch is None:
-            return
+            return False
         if batch.load is not None:
             self._observe(batch.load)
         if batch.number:
@@ -203,6 +213,7 @@ class ReplicaNews:
                 inbox.put(batch.replica_id, news)
         for inbox in had_no_call:
             inbox.close()
+        return True
 
     def _open_at(self, replica_id: str) -> list[Inbox]:
         return [inbox for inbox in self._inboxes.values() if inbox.replica_id == replica_id and not inbox.is_over]

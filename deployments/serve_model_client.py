@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from contextlib import aclosing
 from functools import partial
 from typing import Any, cast
 
@@ -63,14 +64,16 @@ class ServeModelClient:
     async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
         route = await self._route_of(request)
         response = self._submitting.remote(request, route=route, exclude=exclude)
+        call = aiter(cast(AsyncIterator[StreamMessage], response))
         try:
-            async for message in self._news.read(request, aiter(cast(AsyncIterator[StreamMessage], response))):
-                self.state.received(request.request_id, message)
-                yield message
-        except (asyncio.CancelledError, GeneratorExit):
+            async with aclosing(self._news.read(request, call)) as messages:
+                async for message in messages:
+                    self.state.received(request.request_id, message)
+                    yield message
+        except BaseException as error:
             response.cancel()  # type: ignore[no-untyped-call]
-            raise
-        except Exception as error:
+            if not isinstance(error, Exception):
+                raise
             raise translated(error) from error
 
     async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:

@@ -34,8 +34,8 @@ def spawn(
 
     CPU threads that wait for each other inside a product soon sleep rather than spin (unless the operator says
     otherwise): the replica's asyncio side, the ingress and the HTTP proxy need the same cores, and one that spins for
-    another that isn't scheduled makes steps many times longer. A few microseconds of spinning (GNU OpenMP's count) are
-    cheaper than a sleep between two small products.
+    another that isn't scheduled makes steps many times longer. Spinning for well under a millisecond (GNU OpenMP's
+    count) is cheaper than a sleep between two small products.
     """
     command = [sys.executable, "-c", _CODE, module, str(socket_end.fileno()), label, json.dumps(sys.path)]
     try:
@@ -43,7 +43,7 @@ def spawn(
             command,
             pass_fds=[socket_end.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**_WAITING, **os.environ, **(environment or {})},
+            env={**({} if "OMP_WAIT_POLICY" in os.environ else _WAITING), **os.environ, **(environment or {})},
         )
     except OSError as error:
         raise ResourceError(f"the process '{label}' can't be started: {error}") from error

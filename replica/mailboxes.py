@@ -22,6 +22,8 @@ from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamNews
 from replica.stream import Stream
 
 NEVER_S = float("inf")
+TOKEN_BYTES = 8
+"""Of a token's id in an answer, at most."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class Mailbox:
         return request_id in self._entries
 
     def add(self, stream: Stream) -> asyncio.Event:
+        if stream.request.request_id in self._entries:
+            self._drop(stream.request.request_id)
         entry = _Entry(stream)
         self._entries[stream.request.request_id] = entry
         stream.on_news = self.put
@@ -85,18 +89,18 @@ class Mailbox:
             return NEVER_S
         return -NEVER_S if self._urgent else self.last_batch_s + spacing_s
 
-    def take(self, max_tokens: int) -> tuple[StreamNews, ...]:
-        """The news that wait longest, until they have `max_tokens` or more. They are this mailbox's no more: keep them
+    def take(self, max_bytes: int) -> tuple[StreamNews, ...]:
+        """The news that wait longest, until they have `max_bytes` or more. They are this mailbox's no more: keep them
         until they have arrived."""
         news: list[StreamNews] = []
-        num_tokens = 0
-        while self._ready and num_tokens < max_tokens:
+        size = 0
+        while self._ready and size < max_bytes:
             request_id = next(iter(self._ready))
             del self._ready[request_id]
             entry = self._entries[request_id]
             entry.has_been_read = True
-            num_tokens += entry.stream.backlog
             news.append(StreamNews(request_id, entry.stream.take(), entry.stream.num_cached_tokens))
+            size += sum(len(event.token_ids) * TOKEN_BYTES + len(event.text.encode()) for event in news[-1].events)
             if entry.stream.finished:
                 self._drop(request_id)
         self._urgent = bool(self._ready)
@@ -128,13 +132,13 @@ class Mailboxes:
         *,
         wait_s: float = 1.0,
         spacing_s: float = 0.02,
-        max_batch_tokens: int = 50_000,
+        max_batch_bytes: int = 1 << 20,
     ) -> None:
         self._replica_id = replica_id
         self._load_for = load_for
         self._wait_s = wait_s
         self._spacing_s = spacing_s
-        self._max_batch_tokens = max_batch_tokens  # about 1 MB; an answer of more than 4 MB can't be sent
+        self._max_batch_bytes = max_batch_bytes  # and one stream's backlog more; an answer of 4 MB can't be sent
         self._boxes: dict[str, Mailbox] = {}
         self._num_batches = 0
 
@@ -191,7 +195,7 @@ class Mailboxes:
         self._num_batches += 1
         box.last_batch_s = now_s()
         box.batch = NewsBatch(
-            self._replica_id, self._num_batches, box.take(self._max_batch_tokens), self._load_for(lease)
+            self._replica_id, self._num_batches, box.take(self._max_batch_bytes), self._load_for(lease)
         )
         return box.batch
 

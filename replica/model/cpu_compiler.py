@@ -1,12 +1,13 @@
 """How our loops for the CPU are compiled, kept on disk, and shared out to threads.
 
 Nothing is compiled before the first call, which takes a second or two a loop. What was compiled is kept beside the
-package, or in the user's cache folder where that can't be written.
+package, or in our cache folder where that can't be written.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 import numba
 from numba import njit
+
+from replica.model.cache_folder import default_cache_dir
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
@@ -45,13 +48,16 @@ def use_threads(count: int) -> None:
     numba.set_num_threads(max(1, min(count, most)))
 
 
-def _folder() -> str:
-    """Named after our sources: numba compares the date of the file in which the outermost loop stands, not of those
-    whose loops it calls."""
+def _folder(chosen: str) -> str:
+    """Named after our sources: numba looks at the file in which the outermost loop stands, not at those whose loops it
+    calls. `chosen` is the operator's folder, "" for none."""
     here = Path(__file__).parent
     sources = b"".join(file.read_bytes() for file in sorted(here.glob("cpu_*.py")))
-    return str(here / "__pycache__" / f"loops-{hashlib.sha256(sources).hexdigest()[:12]}")
+    name = f"loops-{hashlib.sha256(sources).hexdigest()[:12]}"
+    if chosen:
+        return str(Path(chosen) / name)
+    can_write = os.access(here, os.W_OK) and os.access(here / "__pycache__", os.W_OK)
+    return str((here / "__pycache__" if can_write else default_cache_dir()) / name)
 
 
-if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
-    numba.config.CACHE_DIR = _folder()  # type: ignore[attr-defined]
+numba.config.CACHE_DIR = _folder(numba.config.CACHE_DIR)  # type: ignore[attr-defined]

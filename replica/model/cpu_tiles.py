@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
-_LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+_LANES = 16 if "+avx512f" in codegen.get_host_cpu_features() else 8  # type: ignore[no-untyped-call]
 _VECTORS = 2
 ROWS = 6
 """Rows of a tile, at most: with more, its sums don't fit into registers."""

@@ -62,7 +62,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """What packing takes beside the plain weights, which few rows are computed from."""
+    """What packing takes beside the plain weights."""
     return sum(child.weight.nbytes for child in model.modules() if _is_packable(child))
 
 

@@ -52,16 +52,18 @@ async def test_the_process_gives_the_same_answers_and_leaves_nothing(tmp_path: P
     assert set(Path("/proc/self/fd").iterdir()) <= fds
 
 
-@pytest.mark.parametrize(("chosen", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.parametrize(("chosen", "expected"), [(None, ("PASSIVE", "3000")), ("ACTIVE", ("ACTIVE", None))])
 async def test_its_threads_sleep_while_they_wait_unless_the_operator_says_otherwise(
-    chosen: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: str | None, expected: tuple[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     if chosen is None:
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     else:
         monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
     async with running(small_config(), FakeFactory(tmp_path), in_thread=False) as service:
-        assert psutil.Process(engine_pid(service)).environ()["OMP_WAIT_POLICY"] == expected
+        found = psutil.Process(engine_pid(service)).environ()
+        assert (found["OMP_WAIT_POLICY"], found.get("GOMP_SPINCOUNT")) == expected
 
 
 def test_it_works_on_the_event_loop_that_serve_replicas_use(tmp_path: Path) -> None:

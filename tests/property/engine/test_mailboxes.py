@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replica.mailboxes import Mailboxes
+from replica.mailboxes import TOKEN_BYTES, Mailboxes
 from replica.model_card import TextBundle
 from replica.request import FinishReason, LoadReport, NewsBatch
 from replica.stream import Stream
@@ -36,7 +36,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_tokens=2)
+        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_bytes=2 * TOKEN_BYTES)
         self.open: dict[str, Stream] = {}
         self.said: dict[str, list[int]] = {}
         self.arrived: dict[str, list[int]] = {}

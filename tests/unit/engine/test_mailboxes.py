@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.mailboxes import Mailboxes
+from replica.mailboxes import TOKEN_BYTES, Mailboxes
 from replica.model_card import TextBundle
 from replica.request import FinishReason, LoadReport, NewsBatch
 from replica.stream import Stream
@@ -127,7 +127,7 @@ async def test_later_tokens_come_once_the_spacing_is_over(tokenizer: Tokenizer) 
 
 
 async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(tokenizer: Tokenizer) -> None:
-    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_tokens=2)
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=2 * TOKEN_BYTES)
     streams = [stream_of(tokenizer, name) for name in "abc"]
     for token, stream in enumerate(streams):
         boxes.add(stream)
