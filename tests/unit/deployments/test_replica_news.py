@@ -28,11 +28,11 @@ class Call(AsyncIterator[StreamMessage]):
     """A submitting call that says what it is told to; None ends it."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[StreamMessage | Exception | None] = asyncio.Queue()
+        self.said: asyncio.Queue[StreamMessage | BaseException | None] = asyncio.Queue()
 
     async def __anext__(self) -> StreamMessage:
         said = await self.said.get()
-        if isinstance(said, Exception):
+        if isinstance(said, BaseException):
             raise said
         if said is None:
             raise StopAsyncIteration
@@ -199,6 +199,44 @@ async def test_a_poll_that_is_not_answered_is_sent_again() -> None:
         site.answer(answer)
     await turn()
     assert site.asked == [("r0", 0), ("r0", 3), ("r0", 3), ("r0", 3)]
+
+
+async def test_a_replica_that_answers_no_poll_loses_its_streams() -> None:
+    """Its renewals may be answered all the while: nobody else would end them."""
+    site = Site()
+    _, a = site.open("a")
+    for _ in range(replica_news.MAX_FAILED_POLLS):
+        site.answer(None)
+    await turn()
+    assert isinstance(a.error, EngineFailure)
+    assert len(site.asked) == replica_news.MAX_FAILED_POLLS
+
+
+async def test_a_call_that_is_cancelled_from_elsewhere_ends_its_stream_at_once() -> None:
+    site = Site()
+    call, a = site.open("a")
+    await turn()
+    call.said.put_nowait(asyncio.CancelledError())
+    await turn()
+    assert isinstance(a.error, EngineFailure)
+    assert a.reading.done()
+
+
+async def test_of_replicas_that_nobody_reads_only_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_news, "MAX_REMEMBERED", 1)
+    site = Site()
+    site.open("busy", "r0")
+    await turn()
+    site.answer(batch(9, news("busy", "x")))
+    for number in (1, 2, 3):
+        site.open(f"s{number}", f"r{number}")
+        site.answer(batch(number, news(f"s{number}", "y", STOP), replica_id=f"r{number}"), f"r{number}")
+        await turn()
+    site.open("again", "r1")
+    site.open("known", "r3")
+    site.answer(None)
+    await turn()
+    assert sorted(site.asked[-3:]) == [("r0", 9), ("r1", 0), ("r3", 3)]
 
 
 async def test_failing_polls_are_repeated_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,26 @@ async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(to
     assert told(await boxes.poll("me", first.number)) == {"c": [2], "a": [7]}
 
 
+async def test_long_text_fills_a_batch_as_many_tokens_do(tokenizer: Tokenizer) -> None:
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=TOKEN_BYTES + 1)
+    streams = [stream_of(tokenizer, name) for name in "abc"]
+    for token, stream in enumerate(streams):
+        boxes.add(stream)
+        stream.answers[0]._text = "é"
+        say(stream, token)
+    assert list(told(await boxes.poll("me", 0))) == ["a"]
+
+
+async def test_a_second_stream_of_an_id_takes_the_place_of_the_first_whose_call_ends(tokenizer: Tokenizer) -> None:
+    boxes, first, second = mailboxes(), stream_of(tokenizer), stream_of(tokenizer)
+    fetched = boxes.add(first)
+    boxes.add(second)
+    assert fetched.is_set()
+    say(second, 4)
+    say(first, 3)
+    assert told(await boxes.poll("me", 0)) == {"a": [4]}
+
+
 async def test_the_end_of_a_stream_is_fetched_when_it_was_taken(tokenizer: Tokenizer) -> None:
     boxes, stream = mailboxes(), stream_of(tokenizer)
     fetched = boxes.add(stream)

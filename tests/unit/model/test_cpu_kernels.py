@@ -90,6 +90,36 @@ def test_shares_of_any_scores_are_their_softmax(scores: list[float]) -> None:
     torch.testing.assert_close(found[0, 0], torch.softmax(torch.tensor(scores), 0), atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("group", "size", "value_size"), [(3, 8, 4), (7, 20, 40), (3, 64, 64), (1, 5, 33), (8, 16, 16)]
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_decodes_over_blocks_are_dense_attention(group: int, size: int, value_size: int, together: bool) -> None:
+    """Heads of a row by one thread or by several; windows that begin inside a block; blocks partly filled."""
+    rng = np.random.default_rng(group)
+    num_kv_heads, block_size, lengths = 2, 16, np.array([1, 300, 37, 130])
+    first = np.array([0, 165, 3, 0])
+    widths = -(-lengths // block_size)
+    starts = np.cumsum(widths) - widths
+    blocks = rng.permutation(int(widths.sum()) + 3)[: int(widths.sum())]
+    shape = (int(widths.sum()) + 3, num_kv_heads, block_size)
+    keys, values = (rng.standard_normal((*shape, d), dtype=np.float32) for d in (size, value_size))
+    query = rng.standard_normal((4, num_kv_heads * group, size), dtype=np.float32)
+    found = np.full((4, num_kv_heads * group, value_size), np.nan, dtype=np.float32)
+    heads = num_kv_heads if together else 1
+    work = np.arange(0, 4 * num_kv_heads, heads)
+    shares = np.array([0, len(work) // 2, len(work)])
+    arrays = (query, keys, values, np.arange(4), blocks, starts, first, lengths, work, shares, heads)
+    cpu_attention.decode_attention(*arrays, np.float32(0.3), np.empty(0, dtype=np.float32), found)
+    for row in range(4):
+        table = blocks[starts[row] : starts[row] + widths[row]]
+        seen = slice(first[row], lengths[row])
+        for head in range(num_kv_heads * group):
+            key, value = (pool[table, head // group].reshape(-1, pool.shape[-1])[seen] for pool in (keys, values))
+            wanted = torch.softmax(torch.from_numpy(key @ query[row, head]) * 0.3, 0) @ torch.from_numpy(value)
+            torch.testing.assert_close(torch.from_numpy(found[row, head]), wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_one_score_that_is_no_number_makes_its_row_none_and_no_other() -> None:
     keys = torch.randn(2, 1, 4, 8)
     keys[1, 0, 2, 3] = float("nan")
