@@ -19,7 +19,8 @@ from replica.errors import ResourceError
 from replica.frames import PeerGone
 
 _PR_SET_PDEATHSIG = 1
-_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+"""How CPU threads wait for each other: see `spawn`."""
 _CODE = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[4]); "
     "importlib.import_module(sys.argv[1]).main(int(sys.argv[2]))"
@@ -43,7 +44,7 @@ def spawn(
             command,
             pass_fds=[socket_end.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**({} if "OMP_WAIT_POLICY" in os.environ else _WAITING), **os.environ, **(environment or {})},
+            env={**({} if "OMP_WAIT_POLICY" in os.environ else WAITING), **os.environ, **(environment or {})},
         )
     except OSError as error:
         raise ResourceError(f"the process '{label}' can't be started: {error}") from error

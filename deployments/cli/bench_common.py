@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.console import result_lines
+from replica.child_process import WAITING
 from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def limits_meter(num_threads: int | None) -> Iterator[LimitsMeter]:
     from bench.peers.driver import driver
 
     started = [sys.executable, "-m", "bench.engine_speed.machine_driver", str(num_threads or num_cores())]
-    with driver("the machine's limits", started, environment_with({"OMP_WAIT_POLICY": "PASSIVE"})) as machine:
+    with driver("the machine's limits", started, environment_with(WAITING)) as machine:
         yield LimitsMeter(machine.ask)
 
 

@@ -29,6 +29,7 @@ from deployments.cli.bench_common import (
     settle,
 )
 from deployments.cli.console import Console
+from replica.child_process import WAITING
 from replica.errors import ResourceError, SettingError
 
 if TYPE_CHECKING:
@@ -146,5 +147,5 @@ def _transformers(stack: ExitStack, card: ModelCard, rows: Sequence[Row], num_th
     seqs = max(row.num_seqs for row in rows)
     numbers = [str(number) for number in (num_threads, seqs, pages + _SPARE_PAGES)]
     started = [sys.executable, "-m", "bench.engine_speed.transformers_driver", card.weights_dir, *numbers]
-    environment = environment_with({"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+    environment = environment_with({"HF_HUB_OFFLINE": "1", **WAITING})
     return PeerSide("transformers", stack.enter_context(driver("transformers", started, environment)))
