@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
@@ -28,6 +27,7 @@ from replica.request import FinishReason, GenerationRequest, NewsBatch, StreamMe
 from replica.service import ReplicaService
 from tests.fake_replica import oracle, request_of, small_config
 from tests.faults.engine.factories import SlowFactory
+from tests.integration.private_ray import REPLICAS, ROUTER, private_ray
 
 pytestmark = pytest.mark.timeout(300)  # the first test starts Ray
 
@@ -73,40 +73,11 @@ class Replica:
 @pytest.fixture(scope="module")
 def client() -> Iterator[ServeModelClient]:
     """A private Ray with two replicas behind the router."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        folder = tempfile.mkdtemp(prefix="mc-")
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=100 * 2**20,
-            _temp_dir=folder,
-            configure_logging=False,
-            log_to_driver=False,
-        )
-        serve.start(http_options={"location": "NoServer"})
-        router: dict[str, Any] = {
-            "request_router_class": "router.serve_router.BrimfulRouter",
-            "request_routing_stats_period_s": 0.2,
-        }
-        replica = serve.deployment(
-            num_replicas=2,
-            ray_actor_options={"num_cpus": 0},
-            max_ongoing_requests=1000,
-            graceful_shutdown_wait_loop_s=0.1,
-            graceful_shutdown_timeout_s=60,
-            request_router_config=RequestRouterConfig(**router),
-        )(Replica)
-        try:
-            handle: DeploymentHandle[Any] = serve.run(replica.bind(), name="client", route_prefix=None)
-            with ThreadPoolExecutor(1) as threads:
-                yield ServeModelClient(handle, threads)
-        finally:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with private_ray(), ThreadPoolExecutor(1) as threads:
+        router = RequestRouterConfig(**ROUTER)
+        replica = serve.deployment(num_replicas=2, request_router_config=router, **REPLICAS)(Replica)
+        handle: DeploymentHandle[Any] = serve.run(replica.bind(), name="client", route_prefix=None)
+        yield ServeModelClient(handle, threads)
 
 
 def long_request(request_id: str) -> GenerationRequest:

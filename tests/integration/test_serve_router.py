@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +22,15 @@ from replica.errors import EngineDead
 from replica.request import LoadReport, StreamMessage
 from router.serve_router import METRICS_ADDRESS, call_pinned, state_of
 from router.state import RouterState
+from tests.integration.private_ray import REPLICAS, ROUTER, private_ray
 from tests.unit.router.loads import report, request
 
 pytestmark = pytest.mark.timeout(300)  # the first test starts Ray
 
 NUM_REPLICAS = 3
-ROUTER: dict[str, Any] = {
-    "request_router_class": "router.serve_router.BrimfulRouter",
+PATIENT_ROUTER: dict[str, Any] = {
+    **ROUTER,
     "request_router_kwargs": {"stale_after_s": 1e6},
-    "request_routing_stats_period_s": 0.2,
     "initial_backoff_s": 0.02,
     "max_backoff_s": 0.02,
 }
@@ -109,35 +107,11 @@ class FanOut:
 @pytest.fixture(scope="module")
 def fan_out() -> Iterator[DeploymentHandle[Any]]:
     """A private Ray with `NUM_REPLICAS` echo replicas behind the router, and an ingress in front of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        folder = tempfile.mkdtemp(prefix="rt-")
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=100 * 2**20,
-            _temp_dir=folder,
-            configure_logging=False,
-            log_to_driver=False,
-        )
-        serve.start(http_options={"location": "NoServer"})
-        echo = serve.deployment(
-            num_replicas=NUM_REPLICAS,
-            ray_actor_options={"num_cpus": 0},
-            max_ongoing_requests=1000,
-            graceful_shutdown_wait_loop_s=0.1,
-            graceful_shutdown_timeout_s=60,
-            request_router_config=RequestRouterConfig(**ROUTER),
-        )(Echo)
+    with private_ray():
+        router = RequestRouterConfig(**PATIENT_ROUTER)
+        echo = serve.deployment(num_replicas=NUM_REPLICAS, request_router_config=router, **REPLICAS)(Echo)
         ingress = serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=1)(FanOut)
-        try:
-            yield serve.run(ingress.bind(echo.bind()), name="routing", route_prefix=None)
-        finally:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+        yield serve.run(ingress.bind(echo.bind()), name="routing", route_prefix=None)
 
 
 @pytest.fixture

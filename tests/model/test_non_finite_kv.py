@@ -8,30 +8,23 @@ from pathlib import Path
 import pytest
 
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
-from replica.model.api import InFlightStep, ModelShape
+from replica.model.api import InFlightStep
 from replica.model.runner import Runner, load_runner
 from replica.request import FinishReason, GenerationRequest, SamplingParams
 from replica.scheduler.plan import StepPlan
 from tests.fake_replica import EngineDriver
 from tests.model.tiny_models import save_tiny
+from tests.model.wrapped_runner import WrappedRunner
 
 PROMPT = tuple(3 + i * 7 % 100 for i in range(40))
 
 
 @dataclass(slots=True)
-class SickRunner:
+class SickRunner(WrappedRunner):
     """The real runner, but the KV of the first chunk it computes turns into NaN: an overflow, a flipped bit."""
 
     runner: Runner
     is_sick: bool = False
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.runner.shape
-
-    @property
-    def is_async(self) -> bool:
-        return False
 
     def submit(self, plan: StepPlan) -> InFlightStep:
         step = self.runner.submit(plan)
@@ -44,9 +37,6 @@ class SickRunner:
     def fill_with_nan(self, blocks: list[int]) -> None:
         for tensor in (*self.runner._cache.keys, *self.runner._cache.values):
             tensor[blocks] = float("nan")
-
-    def close(self) -> None:
-        self.runner.close()
 
 
 def driver_of(folder: Path, *, batch_invariant: bool) -> tuple[EngineDriver, SickRunner]:
