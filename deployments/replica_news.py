@@ -185,6 +185,7 @@ class ReplicaNews:
                     await asyncio.sleep(RETRY_S)
         except Exception:
             logger.exception("the reader of replica %s failed", replica_id)
+            error = EngineFailure("the request failed inside the service")
         finally:
             del self._readers[replica_id, lease]
             self._forget_old()
