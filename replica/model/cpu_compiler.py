@@ -56,8 +56,7 @@ def _folder(chosen: str) -> str:
     name = f"loops-{hashlib.sha256(sources).hexdigest()[:12]}"
     if chosen:
         return str(Path(chosen) / name)
-    can_write = os.access(here, os.W_OK) and os.access(here / "__pycache__", os.W_OK)
-    return str((here / "__pycache__" if can_write else default_cache_dir()) / name)
+    return str((here / "__pycache__" if os.access(here, os.W_OK) else default_cache_dir()) / name)
 
 
 numba.config.CACHE_DIR = _folder(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
