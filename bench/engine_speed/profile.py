@@ -16,7 +16,10 @@ from replica.stream import Answer
 from replica.text.tokenizer import Tokenizer
 
 OUTSIDE = ("plan", "commit", "loop", "inputs", "sampling", "detokenising")
-FORWARD = ("embedding", "norm", "qkv", "rope", "kv write", "attention", "o", "mlp", "lm_head", "other")
+FORWARD = (
+    *("embedding", "norm", "qkv", "rope", "before attention", "kv write", "attention", "o", "mlp", "after attention"),
+    *("lm_head", "other"),
+)
 PROFILED = (Row(1, 32, 64), Row(8, 128, 64), Row(64, 128, 128), PREFILL)
 
 
@@ -69,10 +72,10 @@ def outside_share(found: Sequence[StepKind], num_rows: int) -> float | None:
 
 
 def profile_table(found: Sequence[StepKind]) -> list[str]:
-    """Milliseconds of a step by part, and their share."""
+    """Milliseconds of a step by part, and their share; of parts that take time in one of them."""
     heads = " | ".join(f"{kind.name} ({kind.num_steps} steps)" for kind in found)
     lines = [f"| part of a step, ms | {heads} |", "|---|" + "---|" * len(found)]
-    for part in (*FORWARD, *OUTSIDE):
+    for part in (part for part in (*FORWARD, *OUTSIDE) if any(kind.parts[part] for kind in found)):
         cells = [f"{kind.parts[part] * 1e3:.2f} ({kind.parts[part] / kind.seconds:.1%})" for kind in found]
         lines.append(f"| {part} | {' | '.join(cells)} |")
     for name, of in (("all", lambda kind: f"{kind.seconds * 1e3:.2f}"), ("outside", _outside)):

@@ -1,7 +1,7 @@
 """How our loops for the CPU are compiled, kept on disk, and shared out to threads.
 
-Nothing is compiled before the first call, which takes a second or two a loop. What was compiled is kept beside the
-package, or in our cache folder where that can't be written.
+Nothing is compiled before the first call; all of it takes half a minute. What was compiled is kept beside the package,
+or in our cache folder where that can't be written.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ def compiled(**options: Any) -> Callable[[Loop], Loop]:
         return made
 
     return decorate
+
+
+def is_first_start() -> bool:
+    """Nothing was compiled on this machine yet, by this version."""
+    return not Path(numba.config.CACHE_DIR).is_dir()  # type: ignore[attr-defined]  # set when it is imported
 
 
 def use_threads(count: int) -> None:

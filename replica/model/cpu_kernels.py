@@ -1,8 +1,8 @@
 """Compiled loops for the CPU: what a step does between its matrix products, where a tensor operation apiece would cost
 more in calls and passes over memory than in arithmetic.
 
-All take C-contiguous float32 arrays (except where said) and write into `out`, by all threads where there is enough to
-do. Numbers that aren't finite pass through as arithmetic has it.
+They take C-contiguous float32 arrays (except where said) and use `threads` threads where there is enough to do: then
+whoever calls them holds `one_team`. Numbers that aren't finite pass through as arithmetic has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GATE_LIMIT = np.float32(87.0)
 _ZERO, _ONE, _MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
 
 
-@compiled()
+@compiled(fastmath=False)  # the order of these products keeps them finite
 def silu_times(count: int, gate: Any, up: Any, line: Any) -> None:
     """gate[:count] = silu(gate) * up. `line` is scratch of that length; `count` is a multiple of KEYS."""
     for at in range(count):

@@ -5,9 +5,9 @@ A chunk's context is collected from its blocks once a layer, keys turned so that
 
     for each head and tile of QUERIES queries (shared out to threads):
         for each tile of KEYS keys that one of them sees:
-            scores = queries * keys            6 queries x 16 keys in registers
+            scores = queries * keys            ROWS queries x WIDTH keys in registers
             scores become shares of a running softmax
-            total += shares * values           6 queries x 16 numbers in registers
+            total += shares * values           ROWS queries x WIDTH numbers in registers
 """
 
 from __future__ import annotations
@@ -68,62 +68,81 @@ def _score(
 
 
 @compiled()
+def _seen(position: int, window: int, key: int, held: int) -> tuple[int, int]:
+    """Which of a tile's keys, from position `key` on, the query at `position` sees: first and end."""
+    end = max(0, min(held, position + 1 - key))
+    return min(max(position - window + 1 - key, 0), end), end
+
+
+@compiled()
 def _add_values(
-    scores: Any, num_queries: int, position: int, values: Any, v: int, key: int, held: int, total: Any
+    scores: Any, num_queries: int, position: int, window: int, values: Any, v: int, key: int, held: int, total: Any
 ) -> None:
-    """total[r] += sum over the tile's keys of scores[r, j] * values[j]; `scores` are shares by now."""
+    """total[r] += sum over the keys j that row r sees of scores[r, j] * values[j]; `scores` are shares by now.
+
+    Rows together take what all of them see, then each the rest by itself: what is no number in a key that a row doesn't
+    see must not reach it, as it would by a share of 0.
+    """
     value_size = total.shape[1]
     whole, totals, flat = value_size - value_size % WIDTH, total.ravel(), scores.ravel()
-    for column in range(0, whole, WIDTH):
-        for r in range(0, num_queries, ROWS):
-            rows = min(ROWS, num_queries - r)
-            seen, sums = min(held, position + r + rows - key), r * value_size + column
-            if seen > 0:
-                sum_tile(
-                    rows, flat, r * KEYS, KEYS, values, v + column, value_size, seen, totals, sums, value_size,
-                    totals, sums, value_size, values, v, 0,
-                )  # fmt: skip
-    if whole < value_size:
-        for r in range(num_queries):
-            for at in range(min(held, position + r + 1 - key)):
+    for r in range(0, num_queries, ROWS):
+        rows = min(ROWS, num_queries - r)
+        first = _seen(position + r + rows - 1, window, key, held)[0]
+        end = max(_seen(position + r, window, key, held)[1], first)
+        _add_piece(flat, r, rows, first, end, values, v, value_size, whole, totals)
+        for row in range(r, r + rows):
+            if end < held or first > 0:
+                own_first, own_end = _seen(position + row, window, key, held)
+                _add_piece(flat, row, 1, own_first, min(first, own_end), values, v, value_size, whole, totals)
+                _add_piece(flat, row, 1, max(end, own_first), own_end, values, v, value_size, whole, totals)
+            own_first, own_end = _seen(position + row, window, key, held)
+            for at in range(own_first, own_end if whole < value_size else own_first):
                 for d in range(whole, value_size):
-                    total[r, d] += scores[r, at] * values[v + at * value_size + d]
+                    total[row, d] += scores[row, at] * values[v + at * value_size + d]
+
+
+@compiled()
+def _add_piece(
+    scores: Any, r: int, rows: int, first: int, end: int, values: Any, v: int, value_size: int, whole: int, totals: Any
+) -> None:
+    """The keys first <= j < end, to `rows` rows from r on."""
+    if first < end:
+        s, place = r * KEYS + first, v + first * value_size
+        for column in range(0, whole, WIDTH):
+            sums = r * value_size + column
+            sum_tile(
+                rows, scores, s, KEYS, values, place + column, value_size, end - first, totals, sums, value_size,
+                totals, sums, value_size, values, place, 0,
+            )  # fmt: skip
 
 
 @compiled()
 def _attend_tile(
     queries: Any, q: int, ldq: int, num_queries: int, position: int, panels: Any, p: int, values: Any, v: int,
-    origin: int, window: int, size: int, scaling: Any, zeros: Any, scores: Any, best: Any, weight: Any,
-    total: Any,
+    origin: int, window: int, size: int, scaling: Any, zeros: Any, scores: Any, best: Any, weight: Any, total: Any,
 ) -> None:  # fmt: skip
     """Queries at `position` and after it, to the keys that they see; those lie from position `origin` on."""
-    value_size, end = total.shape[1], position + num_queries
+    value_size, end, flat = total.shape[1], position + num_queries, scores.ravel()
     first = max(origin, (position - window + 1) // KEYS * KEYS)
     for key in range(first, end, KEYS):
         held = min(KEYS, end - key)
-        flat = scores.ravel()
-        _score(
-            queries, q, ldq, num_queries, position, panels, p + (key - origin) * size, size, key, held, zeros, flat
-        )  # fmt: skip
+        _score(queries, q, ldq, num_queries, position, panels, p + (key - origin) * size, size, key, held, zeros, flat)
         for r in range(num_queries):
-            line, together = r * KEYS, min(r // ROWS * ROWS + ROWS, num_queries)
-            seen, rest = min(held, position + r + 1 - key), min(held, position + together - key)
-            hidden = min(max(position + r - window + 1 - key, 0), max(seen, 0))
-            if seen > hidden:
+            own_first, own_end = _seen(position + r, window, key, held)
+            if own_first < own_end:
                 # From a whole vector on, so that what is written beyond the end is the row's own.
-                whole = hidden // LANES * LANES
-                for at in range(line + whole, line + hidden):
+                whole = own_first // LANES * LANES
+                for at in range(r * KEYS + whole, r * KEYS + own_first):
                     flat[at] = NOTHING
-                to_shares(flat, line + whole, seen - whole, scaling, r, best, weight, total)
-            for at in range(line, line + hidden):
-                flat[at] = ZERO
-            for at in range(line + max(seen, 0), line + rest):
-                flat[at] = ZERO
-        _add_values(scores, num_queries, position, values, v + (key - origin) * value_size, key, held, total)
+                to_shares(flat, r * KEYS + whole, own_end - whole, scaling, r, best, weight, total)
+        place = v + (key - origin) * value_size
+        _add_values(scores, num_queries, position, window, values, place, key, held, total)
 
 
 @compiled(parallel=True)
-def _collect_all(keys: Any, values: Any, table: Any, origin: int, end: int, parts: int, panels: Any, rows: Any) -> None:
+def _collect_all(
+    keys: Any, values: Any, table: Any, origin: int, end: int, parts: int, panels: Any, lines: Any
+) -> None:
     """All kv heads of a sequence, [kv_heads, ...] side by side."""
     num_kv_heads, size, value_size = keys.shape[1], keys.shape[3], values.shape[3]
     pieces = (end - origin + KEYS - 1) // KEYS
@@ -134,12 +153,12 @@ def _collect_all(keys: Any, values: Any, table: Any, origin: int, end: int, part
             first = origin + piece * KEYS
             last, at = min(first + KEYS, end), kv_head * room + piece * KEYS
             _collect(keys, table, kv_head, first, last, True, panels, at * size)
-            _collect(values, table, kv_head, first, last, False, rows, at * value_size)
+            _collect(values, table, kv_head, first, last, False, lines, at * value_size)
 
 
 @compiled(parallel=True)
 def _attend_chunk(
-    query: Any, place: int, num_queries: int, start: int, panels: Any, rows: Any, num_kv_heads: int, origin: int,
+    query: Any, place: int, num_queries: int, start: int, panels: Any, lines: Any, num_kv_heads: int, origin: int,
     window: int, scaling: Any, sinks: Any, parts: int, zeros: Any, out: Any,
 ) -> None:  # fmt: skip
     """One sequence's queries, from token `place` of the step and position `start` on."""
@@ -163,7 +182,7 @@ def _attend_chunk(
             total[:] = ZERO
             _attend_tile(
                 queries, ((place + first) * num_heads + head) * size, num_heads * size, end - first, start + first,
-                panels, kv_head * room * size, rows, kv_head * room * value_size, origin, window, size, scaling, zeros,
+                panels, kv_head * room * size, lines, kv_head * room * value_size, origin, window, size, scaling, zeros,
                 scores, best, weight, total,
             )  # fmt: skip
             for r in range(end - first):
@@ -173,20 +192,20 @@ def _attend_chunk(
 @compiled()
 def _prefill_attention(
     zeros: Any, threads: int, query: Any, keys: Any, values: Any, places: Any, starts: Any, counts: Any, blocks: Any,
-    table_starts: Any, window: int, scaling: Any, sinks: Any, panels: Any, rows: Any, out: Any,
+    table_starts: Any, window: int, scaling: Any, sinks: Any, panels: Any, lines: Any, out: Any,
 ) -> None:  # fmt: skip
     """Attention of rows with several tokens, whose keys and values are in the pool already.
 
     `query` [T, heads, D], `keys` [num_blocks, kv_heads, block_size, D], `values` [..., Dv], `out` [T, heads, Dv]. Row r
     is counts[r] tokens from `places[r]` on, at positions starts[r] and after it; its block table is
     `blocks[table_starts[r]:]`. Position q sees p when 0 <= q - p < window. `sinks` [heads] or [0]. Scratch: `panels`
-    kv_heads * D and `rows` kv_heads * Dv times the longest context, rounded up to whole KEYS.
+    kv_heads * D and `lines` kv_heads * Dv times the longest context, rounded up to whole KEYS.
     """
     for row in range(len(places)):
         start, end = starts[row], starts[row] + counts[row]
         origin = max(0, start - window + 1) // KEYS * KEYS
-        _collect_all(keys, values, blocks[table_starts[row] :], origin, end, threads, panels, rows)
+        _collect_all(keys, values, blocks[table_starts[row] :], origin, end, threads, panels, lines)
         _attend_chunk(
-            query, places[row], counts[row], start, panels, rows, keys.shape[1], origin, window, scaling, sinks,
+            query, places[row], counts[row], start, panels, lines, keys.shape[1], origin, window, scaling, sinks,
             threads, zeros, out,
         )  # fmt: skip

@@ -22,10 +22,10 @@ import numpy as np
 from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
-from replica.model import huge_pages
 from replica.model.cpu_compiler import compiled, one_team
 from replica.model.cpu_kernels import silu_times
 from replica.model.cpu_tiles import ROWS, WIDTH, sum_tile
+from replica.model.huge_pages import Arena
 
 _PANELS_A_THREAD = 4
 """Fewer than so many, and rows are shared out too."""
@@ -35,15 +35,25 @@ NOTHING = np.empty((0, 0), dtype=np.float32)
 ZEROS = np.zeros(WIDTH, dtype=np.float32)
 
 
-def pack(weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def pack(memory: Arena, weights: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Weights [outputs, inputs] of one product, their outputs side by side, as panels; the last is filled with 0."""
     num_outputs, num_inputs = sum(len(some) for some in weights), weights[0].shape[1]
-    panels = huge_pages.empty(-(-num_outputs // WIDTH), num_inputs, WIDTH)
+    panels = memory.empty(-(-num_outputs // WIDTH), num_inputs, WIDTH)
     output = 0
     for some in weights:
         for number in range(0, len(some), WIDTH):
             _put(panels, output + number, some[number : number + WIDTH])
         output += len(some)
+    return panels
+
+
+def pack_pairs(memory: Arena, gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Weights [outputs, inputs] of a gate and of what it lets through, as panels of one and the other by turns."""
+    num_outputs, num_inputs = gate.shape
+    panels = memory.empty(2 * -(-num_outputs // WIDTH), num_inputs, WIDTH)
+    for turn, weights in enumerate((gate, up)):
+        for number in range(0, num_outputs, WIDTH):
+            _put(panels[turn::2], number, weights[number : number + WIDTH])
     return panels
 
 
@@ -54,14 +64,6 @@ def _put(panels: NDArray[np.float32], output: int, weights: NDArray[np.float32])
     panels[panel, :, column : column + fits] = weights[:fits].T
     if fits < len(weights):
         panels[panel + 1, :, : len(weights) - fits] = weights[fits:].T
-
-
-def pack_pairs(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Weights [outputs, inputs] of a gate and of what it lets through, as panels of one and the other by turns."""
-    both = pack([gate]), pack([up])
-    panels = huge_pages.empty(2 * len(both[0]), *both[0].shape[1:])
-    panels[::2], panels[1::2] = both
-    return panels
 
 
 def pack_bias(bias: NDArray[np.float32] | None, num_panels: int) -> NDArray[np.float32]:

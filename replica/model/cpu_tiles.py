@@ -1,6 +1,6 @@
 """The innermost loops of products and attention on the CPU, written for vector registers.
 
-Compilers don't find these by themselves: a tile of sums stays in registers while its inputs stream by. Both are for use
+Compilers don't find these by themselves: a tile of sums stays in registers while its inputs stream by. They are for use
 inside compiled loops; arrays are flat, and neither they nor the places in them are checked.
 """
 
@@ -27,10 +27,11 @@ KEYS = 8
 LINE = 16
 """Numbers in a line of the cache."""
 
-_LOG2E = math.log2(math.e)
-_EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(8)]
-"""Of the polynomial for 2^f, |f| <= 1/2: exact to a unit in the last place."""
-_MOST_POWER = 126.0
+_LOG2E, _LN2 = math.log2(math.e), (0.693359375, math.log(2) - 0.693359375)
+_EXP = [1 / math.factorial(k) for k in range(8)]
+"""Of the polynomial for e^r, |r| <= ln(2) / 2: exact to a unit in the last place."""
+_MOST = 88.0
+"""Of an exponent; 2^n with n = -127, as -88 has it, is an exponent field of 0: nothing."""
 _LAST_BITS = 1.5 * 2**23
 """Added to a whole number, it leaves that in the last bits."""
 
@@ -136,8 +137,8 @@ def _typed_exp_all(_: Any, numbers: Any, _n: Any, _count: Any, _scale: Any, _bas
 exp_all: Callable[..., Any] = intrinsic(_typed_exp_all)
 """(numbers, n, count, scale, base): numbers[n : n + count] become exp(scale * number - base); returns their sum.
 
-`count` is a multiple of KEYS. Differences are held between -87 and 87; exact to some units in the last place; what
-is no number stays none.
+`count` is a multiple of KEYS. Exact to some units in the last place; nothing is left below -88, and above 88 it is as
+of 88; what is no number stays none.
 """
 
 
@@ -227,26 +228,31 @@ def _largest(builder: Any, numbers: Any, count: Any) -> Any:
 
 
 def _exp_all(builder: Any, numbers: Any, count: Any, scale: Any, base: Any) -> Any:
-    """2^x = 2^n 2^f with n the nearest whole number: the first factor is an exponent field, the second a polynomial."""
+    """e^x = 2^n e^r with n the nearest whole number to x / ln 2: the first factor is an exponent field, the second a
+    polynomial. ln 2 in two parts, of which n times the first is exact."""
     vector, ints = _vector(KEYS), ir.VectorType(_I32, KEYS)
 
     def same(number: float) -> Any:
         return ir.Constant(vector, [number] * KEYS)
 
+    def plus(a: Any, b: Any, c: Any) -> Any:
+        return builder.call(_function(builder, f"llvm.fmuladd.v{KEYS}f32", vector, [vector] * 3), [a, b, c])
+
     (total,) = _registers(builder, 1, vector)
     builder.store(same(0.0), total)
-    scales, bases = _everywhere(builder, scale, KEYS), _everywhere(builder, builder.fneg(base), KEYS)
-    fma = _function(builder, f"llvm.fmuladd.v{KEYS}f32", vector, [vector] * 3)
+    scales, bases = _everywhere(builder, scale, KEYS), _everywhere(builder, base, KEYS)
     with cgutils.for_range_slice(builder, _I64(0), count, _I64(KEYS), inc=True) as (at, _):
         place = builder.gep(numbers, [at])
-        power = builder.call(fma, [_load(builder, place, vector), scales, bases])
-        power = builder.fmul(power, same(_LOG2E))
-        power = _select(builder, "<", same(_MOST_POWER), _select(builder, ">", same(-_MOST_POWER), power))
-        whole = builder.call(_function(builder, f"llvm.nearbyint.v{KEYS}f32", vector, [vector]), [power])
-        rest = builder.fsub(power, whole)
-        value = same(_EXP2[-1])
-        for factor in reversed(_EXP2[:-1]):
-            value = builder.call(fma, [value, rest, same(factor)])
+        # Flags of their own keep these two apart: together they would be exact where the base, a product too, isn't.
+        scaled = builder.fmul(_load(builder, place, vector), scales, flags=("nsz",))
+        x = builder.fsub(scaled, bases, flags=("nsz",))
+        x = _select(builder, "<", same(_MOST), _select(builder, ">", same(-_MOST), x))
+        nearest = _function(builder, f"llvm.nearbyint.v{KEYS}f32", vector, [vector])
+        whole = builder.call(nearest, [builder.fmul(x, same(_LOG2E))])
+        rest = plus(whole, same(-_LN2[1]), plus(whole, same(-_LN2[0]), x))
+        value = same(_EXP[-1])
+        for factor in reversed(_EXP[:-1]):
+            value = plus(value, rest, same(factor))
         bits = builder.bitcast(builder.fadd(whole, same(_LAST_BITS)), ints)
         exponent = builder.shl(bits, ir.Constant(ints, [23] * KEYS))
         two_to_n = builder.add(exponent, ir.Constant(ints, [127 << 23] * KEYS))

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from replica.model import cpu_layer, huge_pages
 from replica.model.attention.interface import AttentionCall, attend, attention_step
+from replica.model.huge_pages import Arena
 from replica.model.linear import PackedPair, PackedWeight, can_pack
 from replica.model.support import LayerShape, Probe
 
@@ -36,7 +37,7 @@ _TOLERANCE = 1e-5
 class FusedLayer(nn.Module):
     """Drop-in for a decoder layer of the common shape. Raises `ValueError` when a part isn't what it should be."""
 
-    def __init__(self, layer: nn.Module, shape: LayerShape, scratch: Scratch) -> None:
+    def __init__(self, layer: nn.Module, shape: LayerShape, memory: Arena, scratch: Scratch) -> None:
         super().__init__()
         attention, mlp = _part(layer, "self_attn", nn.Module), _part(layer, "mlp", nn.Module)
         for module, names in ((layer, _LAYER_PARTS), (attention, _ATTENTION_PARTS), (mlp, _MLP_PARTS)):
@@ -51,7 +52,9 @@ class FusedLayer(nn.Module):
         self._index = int(attention.layer_idx)
         self._shape = shape
         norms = [_norm(_part(layer, name, nn.Module)) for name in _NORMS]
-        qkv, o, pair, down = PackedWeight(q, k, v), PackedWeight(o), PackedPair(gate, up), PackedWeight(down)
+        _require_fit(shape, q, k, v, o, gate, up, down)
+        qkv, o = PackedWeight(memory, q, k, v), PackedWeight(memory, o)
+        pair, down = PackedPair(memory, gate, up), PackedWeight(memory, down)
         self._before = (*norms[0], qkv.panels, qkv.bias)
         self._after = (o.panels, o.bias, *norms[1], pair.panels, pair.bias, down.panels, down.bias)
         self._scratch = scratch
@@ -60,8 +63,8 @@ class FusedLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, *_args: Any, position_embeddings: tuple[Tensor, Tensor], **_kwargs: Any
     ) -> Tensor:
-        hidden = hidden_states[0]
-        attended = attend(self._before_attention(hidden, position_embeddings))
+        hidden = hidden_states[0].contiguous()
+        attended = attend(self._before_attention(hidden, position_embeddings)).contiguous()
         return self._after_attention(attended, hidden).unsqueeze(0)
 
     def _before_attention(self, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> AttentionCall:
@@ -77,11 +80,21 @@ class FusedLayer(nn.Module):
         return AttentionCall(self._index, *space.by_head, shape.scaling, shape.window)
 
     def _after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        space, out = self._scratch.of(len(hidden), self._widths, self._shape), torch.empty_like(hidden)
+        space, out = self._scratch.of(len(hidden), self._widths, self._shape), torch.empty(hidden.shape)
         cpu_layer.after_attention(
             attended.flatten(1).numpy(), hidden.numpy(), *self._after, space.normed, space.inner, out.numpy()
         )
         return out
+
+
+def _require_fit(shape: LayerShape, *linears: nn.Linear) -> None:
+    """q, k, v, o, gate, up, down: compiled loops check no size. Raises `ValueError`."""
+    sizes = [(linear.in_features, linear.out_features) for linear in linears]
+    hidden, inner = sizes[0][0], sizes[-1][0]
+    heads, kv_heads = (number * shape.head_size for number in (shape.num_heads, shape.num_kv_heads))
+    outward = [(hidden, heads), (hidden, kv_heads), (hidden, kv_heads), (heads, hidden)]
+    if sizes != [*outward, (hidden, inner), (hidden, inner), (inner, hidden)]:
+        raise ValueError("its products don't fit each other")
 
 
 def _norm(module: nn.Module) -> tuple[NDArray[np.float32], np.float32]:
@@ -148,7 +161,7 @@ class Scratch:
         return self._rotation
 
 
-def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe) -> int:
+def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe, memory: Arena) -> int:
     """Replace every decoder layer that has the common shape and gives the same numbers; returns how many."""
     places = [
         (parent, name, child)
@@ -172,7 +185,7 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe) 
     replaced, scratch = 0, Scratch()
     while places:  # given up one by one: what was rebuilt needs its original weights no longer
         parent, name, child = places.pop()
-        fused = _fused(child, shapes, scratch, calls.pop(child), probe) if child in calls else None
+        fused = _fused(child, shapes, (memory, scratch), calls.pop(child), probe) if child in calls else None
         if fused is not None:
             setattr(parent, name, fused)
             replaced += 1
@@ -189,14 +202,17 @@ class _Call:
 
 
 def _fused(
-    layer: nn.Module, shapes: list[LayerShape], scratch: Scratch, call: _Call, probe: Probe
+    layer: nn.Module, shapes: list[LayerShape], space: tuple[Arena, Scratch], call: _Call, probe: Probe
 ) -> FusedLayer | None:
     """The layer rebuilt, or None when it isn't the common one."""
     try:
-        fused = FusedLayer(layer, shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)], scratch)
+        shape = shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)]
+        if call.kwargs["position_embeddings"][0].shape[-1] > shape.head_size:
+            raise ValueError("it rotates more than its heads have")
+        fused = FusedLayer(layer, shape, *space)
         with attention_step(probe.step()):
             found = fused(*call.args, **call.kwargs)
-    except (ValueError, TypeError, AttributeError, IndexError):
+    except (ValueError, TypeError, AttributeError, IndexError, KeyError):
         return None
     wanted = call.output
     same_kind = isinstance(wanted, Tensor) and wanted.shape == found.shape

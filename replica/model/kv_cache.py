@@ -10,6 +10,7 @@ whole blocks and mask the tail, and non-finite values of a failed sequence reach
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -39,17 +40,15 @@ class KVCache:
     def __init__(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        def allocate(layer: LayerShape, size: int) -> Tensor:
-            shape = num_blocks, layer.num_kv_heads, block_size, size
-            if device.type == "cpu" and dtype == torch.float32:
-                # Written once: pages that can't be had are missed now, not by some request.
-                return torch.from_numpy(huge_pages.empty(*shape)).zero_()
-            return torch.empty(*shape, dtype=dtype, device=device)
-
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [allocate(layer, layer.head_size) for layer in layers]
-        self.values = [allocate(layer, layer.value_size) for layer in layers]
+        sizes = [layer.head_size for layer in layers] + [layer.value_size for layer in layers]
+        kv_heads = [layer.num_kv_heads for layer in layers]
+        shapes = [(num_blocks, heads, block_size, size) for heads, size in zip(2 * kv_heads, sizes, strict=True)]
+        tensors = _in_huge_pages(shapes) if device.type == "cpu" and dtype == torch.float32 else None
+        if tensors is None:
+            tensors = [torch.empty(*shape, dtype=dtype, device=device) for shape in shapes]
+        self.keys, self.values = tensors[: len(layers)], tensors[len(layers) :]
 
     def write(self, layer: int, key: Tensor, value: Tensor, layout: Slots) -> None:
         """Put `key` [kv_heads, T, D] and `value` [kv_heads, T, Dv] into the step's slots."""
@@ -67,3 +66,11 @@ class KVCache:
         """Give the memory back; the cache is unusable afterwards."""
         self.keys.clear()
         self.values.clear()
+
+
+def _in_huge_pages(shapes: Sequence[tuple[int, int, int, int]]) -> list[Tensor]:
+    """Side by side, for float32. All of it is written once: what the machine doesn't have is missed at the start, not
+    by some request."""
+    counts = [math.prod(shape) for shape in shapes]
+    whole = torch.from_numpy(huge_pages.empty(sum(counts))).zero_()
+    return [some.view(shape) for some, shape in zip(torch.split(whole, counts), shapes, strict=True)]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from replica.model import cpu_product
+from replica.model.huge_pages import Arena
 
 _MIN_WEIGHTS = 64 * 64
 
@@ -20,9 +21,9 @@ class PackedWeight:
     Raises `ValueError` when only some have a bias.
     """
 
-    def __init__(self, *linears: nn.Linear) -> None:
+    def __init__(self, memory: Arena, *linears: nn.Linear) -> None:
         self.num_outputs = sum(linear.out_features for linear in linears)
-        self.panels = cpu_product.pack([linear.weight.detach().numpy() for linear in linears])
+        self.panels = cpu_product.pack(memory, [linear.weight.detach().numpy() for linear in linears])
         biases = _biases(*linears)
         self.bias = cpu_product.pack_bias(np.concatenate(biases) if biases else None, len(self.panels))
 
@@ -30,11 +31,11 @@ class PackedWeight:
 class PackedPair:
     """A gate and what it lets through, by turns. Raises `ValueError` when only one has a bias."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
+    def __init__(self, memory: Arena, gate: nn.Linear, up: nn.Linear) -> None:
         if gate.weight.shape != up.weight.shape:
             raise ValueError("they aren't of one shape")
         self.num_outputs = gate.out_features
-        self.panels = cpu_product.pack_pairs(gate.weight.detach().numpy(), up.weight.detach().numpy())
+        self.panels = cpu_product.pack_pairs(memory, gate.weight.detach().numpy(), up.weight.detach().numpy())
         self.bias = cpu_product.pack_pair_biases(len(self.panels), *_biases(gate, up))
 
 
@@ -49,13 +50,13 @@ def _biases(*linears: nn.Linear) -> list[NDArray[np.float32]]:
 class PackedLinear(nn.Module):
     """Drop-in for a float32 `nn.Linear` on the CPU, for inference. Shares the layer's parameters."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, memory: Arena, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.weight = linear.weight
         self.bias = linear.bias
-        self._packed = PackedWeight(linear)
+        self._packed = PackedWeight(memory, linear)
 
     def forward(self, hidden: Tensor) -> Tensor:
         rows = hidden.reshape(-1, self.in_features).contiguous()
@@ -75,13 +76,13 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(child.weight.nbytes for child in model.modules() if _is_packable(child))
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, memory: Arena) -> int:
     """Replace every packable `nn.Linear` of `model`; returns how many. Subclasses are left alone: they mean more."""
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if _is_packable(child):
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, PackedLinear(memory, child))
                 replaced += 1
     return replaced
 

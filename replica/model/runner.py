@@ -29,9 +29,11 @@ from replica.model.attention.backend import AttentionBackend
 from replica.model.attention.choice import choose_attention
 from replica.model.attention.interface import AttentionStep, attention_step
 from replica.model.attention.paged import PagedBackend
+from replica.model.cpu_compiler import is_first_start, use_threads
 from replica.model.cpu_threads import use_cpu_threads
 from replica.model.fused_layer import fuse_layers
 from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
+from replica.model.huge_pages import Arena
 from replica.model.in_flight import InFlight, device_errors
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
@@ -75,6 +77,8 @@ def load_runner(
     model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
     layers = self_test(model)
+    if device.type == "cpu" and is_first_start():
+        progress("compiling loops for this processor (once; half a minute)")
     if config.batch_invariant:
         require_dense_layers(model)
     backend = _backend(config, layers, model.dtype, device, progress)
@@ -88,8 +92,9 @@ def load_runner(
             expected = warmup.dense_check(model, shape)
             if device.type == "cpu" and group.size == 1:
                 progress("packing the weights")
-                fuse_layers(model, layers, Probe(card.vocab_size, device))
-                pack_linears(model)
+                packed = Arena()
+                fuse_layers(model, layers, Probe(card.vocab_size, device), packed)
+                pack_linears(model, packed)
         progress(
             f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
             f"contexts up to {shape.max_model_len} tokens"
@@ -245,6 +250,8 @@ class Runner:
         return torch.cat([self._forward(tile) for tile in tile_plans(plan, self._shape.num_blocks)])
 
     def _forward(self, plan: StepPlan) -> Tensor:
+        if self._device.type == "cpu":
+            use_threads(torch.get_num_threads())  # numba's number is the calling thread's
         inputs = build_inputs(plan, self._cache.block_size, self._device, self._cache.num_blocks)
         if inputs.pending.numel():
             pending = self._lane_tokens.find(inputs.pending_lanes, inputs.pending_draws)
@@ -292,7 +299,7 @@ def _startup_memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, OutOfDeviceMemory, MemoryError) as error:
+        share = "--gpu-memory-utilization" if device.type == "cuda" else "--kv-cache-memory-bytes"
         raise ResourceError(
-            f"the memory of {device} is too small: "
-            "lower --max-num-batched-tokens, --gpu-memory-utilization or --num-blocks"
+            f"the memory of {device} is too small: lower --max-num-batched-tokens, {share} or --num-blocks"
         ) from error

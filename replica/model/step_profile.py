@@ -38,8 +38,12 @@ from replica.scheduler.scheduler import Scheduler
 
 OUTSIDE = ("plan", "commit", "loop", "inputs", "sampling")
 """Parts outside the forward. `loop`: what no span covers (news, messages, statistics)."""
-FORWARD = ("embedding", "norm", "qkv", "rope", "kv write", "attention", "o", "mlp", "lm_head", "other")
-"""Parts of the forward. `rope`: within the attention module around its products; `other`: residuals, glue."""
+FORWARD = (
+    *("embedding", "norm", "qkv", "rope", "before attention", "kv write", "attention", "o", "mlp", "after attention"),
+    *("lm_head", "other"),
+)
+"""Parts of the forward. `rope`: within the attention module around its products; `before attention` and after it: all
+that a fused layer computes there; `other`: residuals, glue."""
 
 _MODULES = (
     (r"(q|k|v|qkv)_proj|query_key_value|c_attn", "qkv"),
@@ -52,8 +56,8 @@ _MODULES = (
 )
 """What the end of a module's name says of its part; the first that fits."""
 
-_FUSED_PARTS = (("_before_attention", "qkv"), ("_after_attention", "mlp"))
-"""Methods of a `FusedLayer` and their parts; they hold norm and rotation, and output product and norm, too."""
+_FUSED_PARTS = (("_before_attention", "before attention"), ("_after_attention", "after attention"))
+"""Methods of a `FusedLayer` and their parts."""
 
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "plan", "plan"),

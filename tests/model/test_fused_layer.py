@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from replica.model.attention.interface import attention_step
 from replica.model.fused_layer import FusedLayer, fuse_layers
-from replica.model.support import Probe, self_test
+from replica.model.huge_pages import Arena
+from replica.model.support import Probe, ProbeStep, self_test
 from tests.model.tiny_models import VOCAB_SIZE, make_model
 
 _CPU = torch.device("cpu")
@@ -20,7 +23,7 @@ def _fused(family: str, **changes: Any) -> tuple[int, torch.Tensor, torch.Tensor
     shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
     with torch.inference_mode():
         before = probe.run(model)
-        count = fuse_layers(model, shapes, probe)
+        count = fuse_layers(model, shapes, probe, Arena())
         assert sum(isinstance(module, FusedLayer) for module in model.modules()) == count
         return count, before, probe.run(model)
 
@@ -50,6 +53,28 @@ def test_layers_of_another_shape_stay_as_they_are(family: str, why: str) -> None
     assert torch.equal(after, before)
 
 
+def test_steps_of_changing_size_share_their_scratch_and_leave_nothing_in_it() -> None:
+    """Two models of other widths by turns, each with a scratch of its own; many tokens, few, and many again."""
+    models = [make_model("llama"), make_model("llama", intermediate_size=100)]
+    sizes = (40, 3, 41, 1, 40)
+    with torch.inference_mode():
+        plain = [[_logits(model, size) for size in sizes] for model in models]
+        for model in models:
+            assert fuse_layers(model, self_test(model), Probe(VOCAB_SIZE, _CPU), Arena()) == 3
+        for turn, size in enumerate(sizes):
+            for model, wanted in zip(models, plain, strict=True):
+                torch.testing.assert_close(_logits(model, size), wanted[turn], atol=1e-4, rtol=1e-4)
+
+
+def _logits(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+    """Of one sequence from its beginning on."""
+    positions = torch.arange(num_tokens)
+    with attention_step(ProbeStep(torch.zeros_like(positions), positions)):
+        output = model(input_ids=(positions * 7 % VOCAB_SIZE)[None], position_ids=positions[None], use_cache=False)
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
 def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
     model = make_model("llama")
     shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
@@ -57,5 +82,5 @@ def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
     forward = mlp.forward
     mlp.forward = lambda hidden: 1.001 * forward(hidden)
     with torch.inference_mode():
-        assert fuse_layers(model, shapes, probe) == 2
+        assert fuse_layers(model, shapes, probe, Arena()) == 2
     assert not isinstance(model.model.layers[1], FusedLayer)

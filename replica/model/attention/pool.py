@@ -5,6 +5,7 @@ decodes read the blocks in place (`replica/model/cpu_attention.py`), prefill chu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from replica.model import cpu_attention, cpu_compiler, cpu_kernels, cpu_prefill
+from replica.model import cpu_attention, cpu_kernels, cpu_prefill, huge_pages
 from replica.model.attention.gather import GatherStep
 from replica.model.attention.interface import AttentionCall, AttentionStep
 from replica.model.inputs import IntArray, StepLayout
@@ -24,13 +25,20 @@ _NO_WINDOW = 1 << 40
 
 
 class PoolBackend:
-    """float32 on the CPU; head sizes, windows, sinks and soft caps as they come."""
+    """float32 on the CPU; head sizes, windows, sinks and soft caps as they come. One step at a time."""
 
     block_size = 32
 
+    def __init__(self) -> None:
+        self._scratch = huge_pages.empty(0)
+
     def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
-        cpu_compiler.use_threads(torch.get_num_threads())
-        return _PoolStep(layout, cache)
+        return _PoolStep(layout, cache, self._room)
+
+    def _room(self, size: int) -> NDArray[np.float32]:
+        if size > len(self._scratch):
+            self._scratch = huge_pages.empty(size)
+        return self._scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +66,21 @@ class _Rows:
 
 
 class _PoolStep:
-    def __init__(self, layout: StepLayout, cache: KVCache) -> None:
+    def __init__(self, layout: StepLayout, cache: KVCache, room: Callable[[int], NDArray[np.float32]]) -> None:
         self._cache = cache
-        self._gather = GatherStep(layout, cache)
+        self._room = room
+        self._capped: GatherStep | None = None
+        self._layout = layout
         self._slots = layout.slot_blocks.numpy(), layout.slot_places.numpy()
         _require_blocks(self._slots[0], cache.num_blocks)
         self._ones = _Rows(layout, np.flatnonzero(layout.num_tokens == 1), cache.num_blocks)
         self._chunks = _Rows(layout, np.flatnonzero(layout.num_tokens > 1), cache.num_blocks)
         self._views: dict[tuple[int | None, int], _Decodes] = {}
-        self._scratch: dict[tuple[int, int], NDArray[np.float32]] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         if call.softcap is not None:
-            return self._gather.attend(call)
+            self._capped = self._capped or GatherStep(self._layout, self._cache)
+            return self._capped.attend(call)
         query, key, value = (_by_token(heads) for heads in (call.query, call.key, call.value))
         keys, values = self._cache.keys[call.layer].numpy(), self._cache.values[call.layer].numpy()
         cpu_kernels.write_slots(keys, values, key, value, *self._slots)
@@ -86,17 +96,16 @@ class _PoolStep:
             chunks, window = self._chunks, _NO_WINDOW if call.window is None else call.window
             cpu_prefill.prefill_attention(
                 query, keys, values, chunks.places, chunks.starts, chunks.counts, chunks.blocks, chunks.table_starts,
-                window, *rest, self._room(0, keys), self._room(1, values), out.numpy(),
+                window, *rest, *self._collected(keys, values), out.numpy(),
             )  # fmt: skip
         return out
 
-    def _room(self, number: int, cache: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scratch for the longest context of a chunk, for the step."""
-        kind = number, cache.shape[1] * cache.shape[3]
-        if kind not in self._scratch:
-            longest = -(-int(self._chunks.context_lens.max()) // cpu_prefill.KEYS) * cpu_prefill.KEYS
-            self._scratch[kind] = np.empty(longest * kind[1], dtype=np.float32)
-        return self._scratch[kind]
+    def _collected(self, *caches: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Room for keys and values of a chunk's context, the longest one's."""
+        longest = -(-int(self._chunks.context_lens.max()) // cpu_prefill.KEYS) * cpu_prefill.KEYS
+        sizes = [longest * cache.shape[1] * cache.shape[3] for cache in caches]
+        room = self._room(sum(sizes))
+        return [room[: sizes[0]], room[sizes[0] : sum(sizes)]]
 
     def _decodes(self, window: int | None, num_kv_heads: int) -> _Decodes:
         kind = window, num_kv_heads

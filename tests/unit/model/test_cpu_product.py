@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from replica.model import cpu_product
 from replica.model.cpu_tiles import ROWS, WIDTH
+from replica.model.huge_pages import Arena
 
 Array = NDArray[np.float32]
 
@@ -19,7 +20,7 @@ def _numbers(*shape: int, seed: int = 0) -> Array:
 
 
 def _product(hidden: Array, weights: Array, bias: Array | None, other: Array, parts: int) -> Array:
-    panels = cpu_product.pack([weights])
+    panels = cpu_product.pack(Arena(), [weights])
     out = np.full((len(hidden), len(weights)), np.nan, dtype=np.float32)
     packed_bias = cpu_product.pack_bias(bias, len(panels))
     cpu_product.product(hidden, panels, packed_bias, other, cpu_product.ZEROS, parts, out)
@@ -63,7 +64,7 @@ def test_a_gated_product_is_silu_of_one_times_the_other(
         _numbers(num_outputs, num_inputs, seed=1),
     )
     biases = [_numbers(num_outputs, seed=seed) if has_bias else None for seed in (2, 3)]
-    panels = cpu_product.pack_pairs(gate, up)
+    panels = cpu_product.pack_pairs(Arena(), gate, up)
     found = np.full((num_rows, num_outputs), np.nan, dtype=np.float32)
     bias = cpu_product.pack_pair_biases(len(panels), *biases)
     cpu_product.gated_product(hidden, panels, bias, cpu_product.ZEROS, parts, found)
@@ -75,10 +76,13 @@ def test_a_gated_product_is_silu_of_one_times_the_other(
 
 
 def test_a_sum_may_be_written_over_what_is_added() -> None:
-    hidden, weights, other = _numbers(9, 32), _numbers(20, 32, seed=1), _numbers(9, 20, seed=2)
-    wanted = _product(hidden, weights, None, other, 2)
-    panels = cpu_product.pack([weights])
-    cpu_product.product(hidden, panels, cpu_product.pack_bias(None, 0), other, cpu_product.ZEROS, 2, other)
+    size = 3 * WIDTH + 5
+    hidden, weights, other = _numbers(9, 32), _numbers(size, 32, seed=1), _numbers(9, size, seed=2)
+    bias = _numbers(size, seed=3)
+    wanted = _product(hidden, weights, bias, other, 2)
+    panels = cpu_product.pack(Arena(), [weights])
+    packed_bias = cpu_product.pack_bias(bias, len(panels))
+    cpu_product.product(hidden, panels, packed_bias, other, cpu_product.ZEROS, 2, other)
     assert np.array_equal(other, wanted)
 
 
@@ -107,4 +111,9 @@ def test_a_row_that_is_no_number_touches_no_other() -> None:
 
 def test_weights_side_by_side_are_packed_as_one() -> None:
     several = [_numbers(10, 6, seed=1), _numbers(23, 6, seed=2), _numbers(7, 6, seed=3)]
-    assert np.array_equal(cpu_product.pack(several), cpu_product.pack([np.concatenate(several)]))
+    together = np.concatenate(several)
+    panels = cpu_product.pack(Arena(), several)
+    assert np.array_equal(panels, cpu_product.pack(Arena(), [together]))
+    laid_out = panels.transpose(0, 2, 1).reshape(-1, 6)
+    assert np.array_equal(laid_out[:40], together)
+    assert not laid_out[40:].any()

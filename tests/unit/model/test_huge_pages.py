@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from replica.model import huge_pages
 
 
-def test_arrays_are_zero_contiguous_aligned_and_apart() -> None:
-    arrays = [huge_pages.empty(3, 5), huge_pages.empty(7), huge_pages.empty(2, 1, 4)]
+@pytest.mark.parametrize("empty", [huge_pages.empty, huge_pages.Arena().empty])
+def test_arrays_are_zero_contiguous_aligned_and_apart(empty: Callable[..., NDArray[np.float32]]) -> None:
+    arrays = [empty(3, 5), empty(7), empty(2, 1, 4)]
     assert [array.shape for array in arrays] == [(3, 5), (7,), (2, 1, 4)]
     assert all(array.flags.c_contiguous and array.flags.writeable and array.dtype == np.float32 for array in arrays)
     assert [array.ctypes.data % 64 for array in arrays] == [0, 0, 0]
@@ -22,16 +25,20 @@ def test_arrays_are_zero_contiguous_aligned_and_apart() -> None:
     assert [np.unique(array).tolist() for array in arrays] == [[1.0], [2.0], [3.0]]
 
 
-def test_a_large_array_begins_at_a_large_page_and_small_ones_dont_keep_it() -> None:
+def test_memory_is_given_back_with_its_array() -> None:
     large = huge_pages.empty(20 << 20)
     assert large.ctypes.data % (2 << 20) == 0
-    small = huge_pages.empty(16)
-    whole = _owner(large)
-    assert _owner(small) is not whole
-    gone = weakref.ref(whole)
-    del large, whole
+    gone = weakref.ref(_owner(large))
+    del large
     gc.collect()
     assert gone() is None
+
+
+def test_arrays_of_an_arena_share_its_memory_until_there_is_too_little() -> None:
+    arena = huge_pages.Arena()
+    first, second, large = arena.empty(16), arena.empty(16), arena.empty(20 << 20)
+    assert second.ctypes.data - first.ctypes.data == 64
+    assert _owner(first) is _owner(second) is not _owner(large)
 
 
 def _owner(array: object) -> object:
@@ -42,9 +49,10 @@ def _owner(array: object) -> object:
 
 
 def test_nothing_at_all_may_be_asked_for() -> None:
-    assert huge_pages.empty(0).shape == (0,)
+    assert huge_pages.empty(0).shape == huge_pages.Arena().empty(0).shape == (0,)
 
 
-def test_what_no_memory_holds_is_a_memory_error() -> None:
+@pytest.mark.parametrize("size", [1 << 58, 1 << 70])
+def test_what_no_memory_holds_is_a_memory_error(size: int) -> None:
     with pytest.raises(MemoryError, match="bytes of memory can't be had"):
-        huge_pages.empty(1 << 58)
+        huge_pages.empty(size)

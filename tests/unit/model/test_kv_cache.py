@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from replica.model.inputs import build_inputs
@@ -26,3 +27,18 @@ def test_writing_fills_the_slots_and_clears_the_rest_of_fresh_blocks_only() -> N
     assert cache.values[0][0, :, 2:].eq(0).all()
     assert cache.keys[0][2, :, :3].isnan().all() and cache.keys[0][[1, 3]].isnan().all()
     assert cache.keys[1].isnan().all()
+
+
+def test_on_the_cpu_it_is_real_memory_from_the_start_and_none_of_it_stays_after_release() -> None:
+    """128 MB."""
+    before = _resident_bytes()
+    cache = KVCache([LayerShape(4, 2, 64, 64)] * 4, 1024, 32, torch.float32, _CPU)
+    taken = _resident_bytes() - before
+    assert taken > 120e6
+    cache.release()
+    assert _resident_bytes() - before < taken / 10
+
+
+def _resident_bytes() -> int:
+    size: int = psutil.Process().memory_info().rss
+    return size

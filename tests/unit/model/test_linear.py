@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from replica.model.huge_pages import Arena
 from replica.model.linear import PackedLinear, PackedPair, PackedWeight, pack_linears
 
 
@@ -13,7 +14,7 @@ from replica.model.linear import PackedLinear, PackedPair, PackedWeight, pack_li
 def test_packed_products_equal_plain_ones_at_every_row_count(bias: bool) -> None:
     torch.manual_seed(1)
     linear = nn.Linear(96, 160, bias=bias).requires_grad_(False)
-    packed = PackedLinear(linear)
+    packed = PackedLinear(Arena(), linear)
     for rows in (1, 2, 3, 16, 17, 64, 200):
         hidden = torch.randn(1, rows, 96)
         torch.testing.assert_close(packed(hidden), linear(hidden), atol=1e-5, rtol=1e-5)
@@ -22,14 +23,14 @@ def test_packed_products_equal_plain_ones_at_every_row_count(bias: bool) -> None
 
 def test_linears_of_which_only_some_have_a_bias_are_refused() -> None:
     with pytest.raises(ValueError, match="only some have a bias"):
-        PackedWeight(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+        PackedWeight(Arena(), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
     with pytest.raises(ValueError, match="only some have a bias"):
-        PackedPair(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+        PackedPair(Arena(), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
 
 
 def test_a_pair_of_different_shapes_is_refused() -> None:
     with pytest.raises(ValueError, match="one shape"):
-        PackedPair(nn.Linear(8, 16), nn.Linear(8, 32))
+        PackedPair(Arena(), nn.Linear(8, 16), nn.Linear(8, 32))
 
 
 def test_tied_weights_stay_tied_and_other_layers_stay_as_they_are() -> None:
@@ -46,7 +47,7 @@ def test_tied_weights_stay_tied_and_other_layers_stay_as_they_are() -> None:
         }
     ).requires_grad_(False)
     model["head"].weight = model["embed"].weight
-    assert pack_linears(model) == 1
+    assert pack_linears(model, Arena()) == 1
     assert isinstance(model["head"], PackedLinear)
     assert model["head"].weight is model["embed"].weight
     assert [type(model[name]) for name in ("small", "scaled", "bf16")] == [nn.Linear, Scaled, nn.Linear]
