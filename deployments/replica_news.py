@@ -1,13 +1,13 @@
 """How an ingress process reads the streams of one model's replicas: polls, each for all that it has open at a replica.
 
-    submit (a call a request) --> taken --.
-                                          |--> Inbox --> read()
-    poll (a call a replica) --> news -----'
+    submit (a call a request) --> taken, first news ----.
+                                                        |--> read()
+    poll (a call a replica) --> later news --> Inbox ---'
 
-A *reader* is the task that polls one replica, with one poll under way, while streams are open there. News may come
-before the answer of the submitting call does: they wait in the request's inbox behind it. That call stays open until
-the replica's last news of the request were fetched, so Ray tells each stream by itself when its replica dies. What
-the two calls say together:
+A *reader* is the task that polls one replica, with one poll under way, while streams have begun there. Later news may
+come before the first ones do: they wait in the request's inbox behind them. The submitting call alone speaks of a
+stream that has not begun; it stays open until the replica's last news of the request were fetched, so Ray tells each
+stream by itself when its replica dies. What the two calls say together once it has begun:
 
 - The call fails: so does the stream, at once.
 - The call is over, and a poll that was sent after that brought no end: the replica has forgotten the stream (its lease
@@ -41,7 +41,7 @@ Poll = Callable[[str, str, int], Awaitable[NewsBatch | None]]
 
 
 class Inbox:
-    """What came of one request here and hasn't been read. `replica_id` is None until a replica took it."""
+    """What polls brought of one request and hasn't been read. `replica_id` is None until the stream has begun."""
 
     def __init__(self, num_sequences: int) -> None:
         self.replica_id: str | None = None
@@ -65,11 +65,11 @@ class Inbox:
             self._count_ends(self._messages[-1])
             self._changed.set()
 
-    def taken_by(self, replica_id: str) -> None:
-        """From here on only that replica counts, also in what came early."""
-        self.replica_id = replica_id
-        self._messages = deque(message for message in self._messages if message.replica_id == replica_id)
-        for message in self._messages:
+    def begin(self, first: StreamMessage) -> None:
+        """The first news came, by the call. From here on only their replica counts, also in what came early."""
+        self.replica_id = first.replica_id
+        self._messages = deque(message for message in self._messages if message.replica_id == first.replica_id)
+        for message in (first, *self._messages):
             self._count_ends(message)
 
     def fail(self, error: BrimfulError) -> None:
@@ -127,15 +127,18 @@ class ReplicaNews:
         it early. Of two with one id the later one is read."""
         inbox = self._inboxes[request.request_id] = Inbox(request.n)
         try:
-            first = await anext(call, None)
-            if first is None:
+            taken = await _next_of(call)
+            if taken is None:
                 return
-            if not first.events:
-                inbox.taken_by(first.replica_id)
-                self._follow(call, inbox)
-                self._read_replica(first.replica_id, request.lease or "")
+            yield taken
+            if taken.events or (first := await _next_of(call)) is None:
+                return
             yield first
-            while not first.events and (message := await inbox.get()) is not None:
+            inbox.begin(first)
+            self._follow(call, inbox)
+            if not inbox.is_over:
+                self._read_replica(first.replica_id, request.lease or "")
+            while (message := await inbox.get()) is not None:
                 yield message
         finally:
             inbox.close()
@@ -150,10 +153,10 @@ class ReplicaNews:
     async def _until_over(self, call: AsyncIterator[StreamMessage], inbox: Inbox) -> None:
         try:
             async for _ in call:
-                raise EngineFailure("the replica said more than that it took the request")
+                raise EngineFailure("the replica's call said more than the first news of the request")
             inbox.call_is_over = True
         except asyncio.CancelledError:  # Ray raises it when the call was cancelled from elsewhere
-            inbox.fail(EngineFailure("the call of the request was cancelled"))
+            inbox.fail(_cancelled())
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the stream
             if not inbox.is_over:
@@ -218,3 +221,18 @@ class ReplicaNews:
 
     def _open_at(self, replica_id: str) -> list[Inbox]:
         return [inbox for inbox in self._inboxes.values() if inbox.replica_id == replica_id and not inbox.is_over]
+
+
+async def _next_of(call: AsyncIterator[StreamMessage]) -> StreamMessage | None:
+    """None when the call is over. One that was cancelled from elsewhere fails: nobody cancelled whoever reads it."""
+    try:
+        return await anext(call, None)
+    except asyncio.CancelledError:
+        reading = asyncio.current_task()
+        if reading is None or reading.cancelling():
+            raise
+        raise _cancelled() from None
+
+
+def _cancelled() -> EngineFailure:
+    return EngineFailure("the call of the request was cancelled")
