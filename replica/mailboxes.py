@@ -3,9 +3,10 @@
     Stream -> Mailbox (by lease) -> Mailboxes.poll -> NewsBatch
 
 A message costs a process far more than a token, so nothing is sent by itself: while a poll is on its way news gather
-in their streams, and a reader that is slow gets fewer and larger batches. The end of a stream is the answer at once,
-others wait until `spacing_s` have passed since the last batch. A poll without news is answered after `wait_s`. A
-stream's first news are no part of this: whoever adds it says them, and then lets polls have the rest (`begin`).
+in their streams, and a reader that is slow, or takes its time, gets fewer and larger batches. A poll that waits is
+answered by the next news, at the end of the engine's step that made them, for they come from the engine together: one
+batch a step at most. A poll without news is answered after `wait_s`. A stream's first news are no part of this:
+whoever adds it says them, and then lets polls have the rest (`begin`).
 
 Answers can get lost. So a mailbox keeps its last batch until a poll acknowledges its number, and gives it again to one
 that doesn't; a poll that waits while another one comes is the older one, which nobody reads any more: it returns
@@ -21,7 +22,6 @@ from dataclasses import dataclass, field
 from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamNews
 from replica.stream import Stream
 
-NEVER_S = float("inf")
 TOKEN_BYTES = 8
 """Of a token's id in an answer, at most."""
 
@@ -40,18 +40,16 @@ class Mailbox:
     """The streams of one reader. Knows no clock and never waits: `Mailboxes` does.
 
     A stream is in it from `add` until its end was taken, or until `remove`; polls know of it from `begin` on. `wake` is
-    set when there is more reason to answer than before. `silent_s` is how long no poll came.
+    set when there is something to answer. `silent_s` is how long no poll came.
     """
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.batch: NewsBatch | None = None  # the last one, not acknowledged yet
-        self.last_batch_s = -NEVER_S
         self.num_polls = 0
         self.silent_s = 0.0
         self._entries: dict[str, _Entry] = {}
         self._ready: dict[str, None] = {}  # requests with news, those that wait longest first
-        self._urgent = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,16 +85,12 @@ class Mailbox:
 
     def put(self, stream: Stream) -> None:
         """The stream has news."""
-        if stream.finished or not self._ready:
-            self.wake.set()
         self._ready[stream.request.request_id] = None
-        self._urgent = self._urgent or stream.finished
+        self.wake.set()
 
-    def due_s(self, spacing_s: float) -> float:
-        """When a poll is to be answered with what is there."""
-        if not self._ready:
-            return NEVER_S
-        return -NEVER_S if self._urgent else self.last_batch_s + spacing_s
+    @property
+    def has_news(self) -> bool:
+        return bool(self._ready)
 
     def take(self, max_bytes: int) -> tuple[StreamNews, ...]:
         """The news that wait longest, until they have `max_bytes` or more. They are this mailbox's no more: keep them
@@ -111,7 +105,6 @@ class Mailbox:
             size += sum(len(event.token_ids) * TOKEN_BYTES + len(event.text.encode()) for event in news[-1].events)
             if entry.stream.finished:
                 self._drop(request_id)
-        self._urgent = bool(self._ready)
         return tuple(news)
 
     def drop_finished(self) -> None:
@@ -139,13 +132,11 @@ class Mailboxes:
         load_for: Callable[[str], LoadReport],
         *,
         wait_s: float = 1.0,
-        spacing_s: float = 0.02,
         max_batch_bytes: int = 1 << 20,
     ) -> None:
         self._replica_id = replica_id
         self._load_for = load_for
         self._wait_s = wait_s
-        self._spacing_s = spacing_s
         self._max_batch_bytes = max_batch_bytes  # and one stream's backlog more; an answer of 4 MB can't be sent
         self._boxes: dict[str, Mailbox] = {}
         self._num_batches = 0
@@ -199,15 +190,11 @@ class Mailboxes:
         if box.batch is not None and box.batch.number != acknowledged:
             return box.batch
         box.batch = None
-        now_s = asyncio.get_running_loop().time
-        limit_s = now_s() + self._wait_s
-        while box.wake is wake and (left_s := min(limit_s, box.due_s(self._spacing_s)) - now_s()) > 0:
-            wake.clear()
-            await _within(left_s, wake)
-        if box.wake is not wake or box.due_s(self._spacing_s) == NEVER_S:
+        if not box.has_news:
+            await _within(self._wait_s, wake)
+        if box.wake is not wake or not box.has_news:
             return NewsBatch(self._replica_id)
         self._num_batches += 1
-        box.last_batch_s = now_s()
         box.batch = NewsBatch(
             self._replica_id, self._num_batches, box.take(self._max_batch_bytes), self._load_for(lease)
         )

@@ -40,7 +40,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_bytes=2 * TOKEN_BYTES)
+        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, max_batch_bytes=2 * TOKEN_BYTES)
         self.open: dict[str, Stream] = {}
         self.waiting: dict[str, Stream] = {}
         self.said: dict[str, list[int]] = {}

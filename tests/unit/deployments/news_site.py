@@ -48,11 +48,11 @@ class Call(AsyncIterator[StreamMessage]):
 class Site:
     """`ReplicaNews` over polls that are answered with what they are told to. `asked`: (replica, acknowledged)."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_s: float = 0.0) -> None:
         self.asked: list[tuple[str, int]] = []
         self.answers: dict[str, asyncio.Queue[NewsBatch | Exception | None]] = {}
         self.loads: list[LoadReport] = []
-        self.news = ReplicaNews(self._poll, self.loads.append, known_error)
+        self.news = ReplicaNews(self._poll, self.loads.append, known_error, message_s)
 
     def answer(self, answer: NewsBatch | Exception | None, replica_id: str = "r0") -> None:
         self.answers.setdefault(replica_id, asyncio.Queue()).put_nowait(answer)

@@ -110,6 +110,27 @@ async def test_a_poll_that_is_not_answered_is_sent_again() -> None:
     assert site.asked == [("r0", 0), ("r0", 3), ("r0", 3), ("r0", 3)]
 
 
+async def test_the_next_poll_is_sent_once_the_messages_of_all_batches_were_passed_on() -> None:
+    site = Site(message_s=0.01)
+    for name, replica_id in (("a", "r0"), ("b", "r0"), ("c", "r1")):
+        site.open(name, replica_id)
+    await turn()
+    now = asyncio.get_running_loop().time
+    began_s = now()
+    site.answer(batch(1, news("a", "x"), news("b", "y")))
+    site.answer(batch(1, news("c", "z"), replica_id="r1"), "r1")
+    await turn()
+    assert len(site.asked) == 2
+    at_s: dict[str, float] = {}
+    while len(at_s) < 2:
+        await asyncio.sleep(0.001)
+        for replica_id, acknowledged in site.asked[2:]:
+            assert acknowledged == 1
+            at_s.setdefault(replica_id, now() - began_s)
+    assert at_s["r0"] >= 0.02
+    assert at_s["r1"] >= 0.03
+
+
 async def test_a_replica_that_answers_no_poll_loses_its_streams() -> None:
     """Its renewals may be answered all the while: nobody else would end them."""
     site = Site()

@@ -24,8 +24,8 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return Tokenizer(TextBundle.load(Path(card.folder)).tokenizer_json, card)
 
 
-def mailboxes(wait_s: float = LONG_S, spacing_s: float = 0.0) -> Mailboxes:
-    return Mailboxes("r", lambda lease: REPORT, wait_s=wait_s, spacing_s=spacing_s)
+def mailboxes(wait_s: float = LONG_S) -> Mailboxes:
+    return Mailboxes("r", lambda lease: REPORT, wait_s=wait_s)
 
 
 def stream_of(tokenizer: Tokenizer, request_id: str = "a", lease: str = "me") -> Stream:
@@ -67,12 +67,13 @@ async def test_what_is_there_is_the_answer_at_once_for_all_streams_of_the_lease(
     assert told(await boxes.poll("other", 0)) == {"c": [3]}
 
 
-async def test_a_waiting_poll_is_answered_by_the_first_news(tokenizer: Tokenizer) -> None:
+async def test_a_waiting_poll_is_answered_by_the_next_news_and_what_came_with_them(tokenizer: Tokenizer) -> None:
     boxes = mailboxes()
-    stream = begun(boxes, tokenizer)
+    a, b = begun(boxes, tokenizer, "a"), begun(boxes, tokenizer, "b")
     poll = await polling(boxes)
-    say(stream, 1)
-    assert told(await poll) == {"a": [1]}
+    say(a, 1)
+    say(b, 2)  # of the same step
+    assert told(await poll) == {"a": [1], "b": [2]}
 
 
 async def test_what_a_stream_says_before_it_begins_is_no_answer_and_comes_afterwards(tokenizer: Tokenizer) -> None:
@@ -126,29 +127,8 @@ async def test_a_newer_poll_sends_the_waiting_one_home_without_news(tokenizer: T
     assert told(await newer) == {"a": [1]}
 
 
-async def test_tokens_wait_for_the_spacing_but_an_end_does_not(tokenizer: Tokenizer) -> None:
-    boxes = mailboxes(spacing_s=LONG_S)
-    a, b = begun(boxes, tokenizer, "a"), begun(boxes, tokenizer, "b")
-    say(a, 1)
-    first = await boxes.poll("me", 0)
-    say(b, 4)
-    poll = await polling(boxes, first.number)
-    say(a, 5, FinishReason.LENGTH)
-    assert told(await poll) == {"b": [4], "a": [5]}
-
-
-async def test_later_tokens_come_once_the_spacing_is_over(tokenizer: Tokenizer) -> None:
-    boxes = mailboxes(spacing_s=0.01)
-    stream = begun(boxes, tokenizer)
-    say(stream, 1)
-    first = await boxes.poll("me", 0)
-    poll = await polling(boxes, first.number)
-    say(stream, 2)
-    assert told(await poll) == {"a": [2]}
-
-
 async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(tokenizer: Tokenizer) -> None:
-    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=2 * TOKEN_BYTES)
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, max_batch_bytes=2 * TOKEN_BYTES)
     streams = [begun(boxes, tokenizer, name) for name in "abc"]
     for token, stream in enumerate(streams):
         say(stream, token)
@@ -159,7 +139,7 @@ async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(to
 
 
 async def test_long_text_fills_a_batch_as_many_tokens_do(tokenizer: Tokenizer) -> None:
-    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=TOKEN_BYTES + 1)
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, max_batch_bytes=TOKEN_BYTES + 1)
     streams = [begun(boxes, tokenizer, name) for name in "abc"]
     for token, stream in enumerate(streams):
         stream.answers[0]._text = "é"
