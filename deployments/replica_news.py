@@ -39,8 +39,8 @@ RETRY_S = 0.25
 MAX_FAILED_POLLS = 8
 """In a row, without an answer or with an error for one: then the replica's streams here fail."""
 MESSAGE_S = 0.001
-"""CPU time that passing on a message of a stream takes, in this process and in Serve's proxy, which share it evenly: 0.8 to
-1.5 ms in all (`bench/http`). So neither is busy all the time."""
+"""CPU time that passing on a message of a stream takes, about: this process and Serve's proxy share it evenly
+(`bench/http`), so at this pace neither is busy all the time."""
 MAX_REMEMBERED = 1024
 """Replicas that nobody reads and of which it is known which batch came last."""
 
