@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-gpu check format bench-scheduler bench-engine bench-peers bench-gpu peer-vllm clean
+.PHONY: help serve test test-slow test-gpu check format bench-scheduler bench-engine bench-peers bench-http bench-gpu peer-vllm clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -59,6 +59,9 @@ bench-engine: $(DEV_STAMP) ## Our engine against this machine's limits, and wher
 
 bench-peers: $(DEV_STAMP) ## Our engine beside vLLM (PEER_PYTHON=its-venv/bin/python) and transformers
 	$(BIN)/brimful bench peers $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(ARGS)
+
+bench-http: $(DEV_STAMP) ## The engine alone against the same model behind HTTP (ARGS="--quick", "--save bench/results")
+	$(BIN)/brimful bench http $(ARGS)
 
 bench-gpu: ## Steps of a model against the limits of the GPU (ARGS="--model llama-8b"), with PYTHON_GPU
 	@$(PYTHON_GPU) -m deployments.cli.bench_gpu $(ARGS)

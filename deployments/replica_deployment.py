@@ -72,9 +72,9 @@ class ReplicaDeployment:
         exclude: tuple[str, ...] = (),
         pin: str | None = None,
     ) -> AsyncGenerator[StreamMessage, None]:
-        """Says that the request was taken, or refuses it, and stays open until its last news were fetched: Serve ends
-        a replica only when no call is open. However it ends, nothing of it stays behind; a call that was refused
-        touches no other call with the same id."""
+        """Says that the request was taken and its first news, or refuses it, and stays open until its last news were
+        fetched: Serve ends a replica only when no call is open. However it ends, nothing of it stays behind; a call
+        that was refused touches no other call with the same id."""
         del route, exclude, pin
         self._num_streams += 1
         try:

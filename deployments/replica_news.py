@@ -1,13 +1,13 @@
 """How an ingress process reads the streams of one model's replicas: polls, each for all that it has open at a replica.
 
-    submit (a call a request) --> taken --.
-                                          |--> Inbox --> read()
-    poll (a call a replica) --> news -----'
+    submit (a call a request) --> taken, first news ----.
+                                                        |--> read()
+    poll (a call a replica) --> later news --> Inbox ---'
 
-A *reader* is the task that polls one replica, with one poll under way, while streams are open there. News may come
-before the answer of the submitting call does: they wait in the request's inbox behind it. That call stays open until
-the replica's last news of the request were fetched, so Ray tells each stream by itself when its replica dies. What
-the two calls say together:
+A *reader* is the task that polls one replica, with one poll under way, while streams have begun there. Later news may
+come before the first ones do: they wait in the request's inbox behind them. The submitting call alone speaks of a
+stream that has not begun; it stays open until the replica's last news of the request were fetched, so Ray tells each
+stream by itself when its replica dies. What the two calls say together once it has begun:
 
 - The call fails: so does the stream, at once.
 - The call is over, and a poll that was sent after that brought no end: the replica has forgotten the stream (its lease
@@ -15,6 +15,11 @@ the two calls say together:
 - A poll isn't answered in time, or fails in a way that says nothing of the replica: it is sent again, a few times.
   Those who renew its leases judge sooner whether the replica is lost; but one that answers them and no poll is as good
   as lost, and its streams here end.
+
+Pace: each message of a batch goes on as a message of its own, to a proxy that says nothing when it falls behind; what
+is sent faster than it is passed on waits there, and everybody's tokens come late. So after a batch all readers together
+rest for as long as its messages take. With few streams that is less than a step and holds nothing back: the next poll
+is there in time. With many, tokens gather at the replicas and come as fewer, larger messages.
 """
 
 from __future__ import annotations
@@ -33,6 +38,9 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.25
 MAX_FAILED_POLLS = 8
 """In a row, without an answer or with an error for one: then the replica's streams here fail."""
+MESSAGE_S = 0.001
+"""CPU time that passing on a message of a stream takes, about: this process and Serve's proxy share it evenly
+(`bench/http`), so at this pace neither is busy all the time."""
 MAX_REMEMBERED = 1024
 """Replicas that nobody reads and of which it is known which batch came last."""
 
@@ -41,7 +49,7 @@ Poll = Callable[[str, str, int], Awaitable[NewsBatch | None]]
 
 
 class Inbox:
-    """What came of one request here and hasn't been read. `replica_id` is None until a replica took it."""
+    """What polls brought of one request and hasn't been read. `replica_id` is None until the stream has begun."""
 
     def __init__(self, num_sequences: int) -> None:
         self.replica_id: str | None = None
@@ -65,11 +73,11 @@ class Inbox:
             self._count_ends(self._messages[-1])
             self._changed.set()
 
-    def taken_by(self, replica_id: str) -> None:
-        """From here on only that replica counts, also in what came early."""
-        self.replica_id = replica_id
-        self._messages = deque(message for message in self._messages if message.replica_id == replica_id)
-        for message in self._messages:
+    def begin(self, first: StreamMessage) -> None:
+        """The first news came, by the call. From here on only their replica counts, also in what came early."""
+        self.replica_id = first.replica_id
+        self._messages = deque(message for message in self._messages if message.replica_id == first.replica_id)
+        for message in (first, *self._messages):
             self._count_ends(message)
 
     def fail(self, error: BrimfulError) -> None:
@@ -101,15 +109,22 @@ class Inbox:
 class ReplicaNews:
     """All methods belong to one event loop. `observe` is told the report of every batch.
 
-    `translated` makes one of our errors of what a call raised.
+    `translated` makes one of our errors of what a call raised. `message_s`: how long a message keeps those busy who
+    pass it on.
     """
 
     def __init__(
-        self, poll: Poll, observe: Callable[[LoadReport], None], translated: Callable[[Exception], BrimfulError]
+        self,
+        poll: Poll,
+        observe: Callable[[LoadReport], None],
+        translated: Callable[[Exception], BrimfulError],
+        message_s: float = MESSAGE_S,
     ) -> None:
         self._poll = poll
         self._observe = observe
         self._translated = translated
+        self._message_s = message_s
+        self._passed_on_s = 0.0  # when all messages so far will have been passed on
         self._inboxes: dict[str, Inbox] = {}
         self._readers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._arrived: dict[tuple[str, str], int] = {}  # number of the last batch
@@ -127,15 +142,18 @@ class ReplicaNews:
         it early. Of two with one id the later one is read."""
         inbox = self._inboxes[request.request_id] = Inbox(request.n)
         try:
-            first = await anext(call, None)
-            if first is None:
+            taken = await _next_of(call)
+            if taken is None:
                 return
-            if not first.events:
-                inbox.taken_by(first.replica_id)
-                self._follow(call, inbox)
-                self._read_replica(first.replica_id, request.lease or "")
+            yield taken
+            if taken.events or (first := await _next_of(call)) is None:
+                return
             yield first
-            while not first.events and (message := await inbox.get()) is not None:
+            inbox.begin(first)
+            self._follow(call, inbox)
+            if not inbox.is_over:
+                self._read_replica(first.replica_id, request.lease or "")
+            while (message := await inbox.get()) is not None:
                 yield message
         finally:
             inbox.close()
@@ -150,10 +168,10 @@ class ReplicaNews:
     async def _until_over(self, call: AsyncIterator[StreamMessage], inbox: Inbox) -> None:
         try:
             async for _ in call:
-                raise EngineFailure("the replica said more than that it took the request")
+                raise EngineFailure("the replica's call said more than the first news of the request")
             inbox.call_is_over = True
         except asyncio.CancelledError:  # Ray raises it when the call was cancelled from elsewhere
-            inbox.fail(EngineFailure("the call of the request was cancelled"))
+            inbox.fail(_cancelled())
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the stream
             if not inbox.is_over:
@@ -214,7 +232,29 @@ class ReplicaNews:
                 inbox.put(batch.replica_id, news)
         for inbox in had_no_call:
             inbox.close()
+        await self._rest(len(batch.news))
         return True
+
+    async def _rest(self, num_messages: int) -> None:
+        """Until these messages will have been passed on, after all earlier ones."""
+        now_s = asyncio.get_running_loop().time()
+        self._passed_on_s = max(now_s, self._passed_on_s) + num_messages * self._message_s
+        await asyncio.sleep(self._passed_on_s - now_s)
 
     def _open_at(self, replica_id: str) -> list[Inbox]:
         return [inbox for inbox in self._inboxes.values() if inbox.replica_id == replica_id and not inbox.is_over]
+
+
+async def _next_of(call: AsyncIterator[StreamMessage]) -> StreamMessage | None:
+    """None when the call is over. One that was cancelled from elsewhere fails: nobody cancelled whoever reads it."""
+    try:
+        return await anext(call, None)
+    except asyncio.CancelledError:
+        reading = asyncio.current_task()
+        if reading is None or reading.cancelling():
+            raise
+        raise _cancelled() from None
+
+
+def _cancelled() -> EngineFailure:
+    return EngineFailure("the call of the request was cancelled")

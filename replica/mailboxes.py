@@ -3,9 +3,10 @@
     Stream -> Mailbox (by lease) -> Mailboxes.poll -> NewsBatch
 
 A message costs a process far more than a token, so nothing is sent by itself: while a poll is on its way news gather
-in their streams, and a reader that is slow gets fewer and larger batches. The first news of a stream and its end are
-the answer at once, others wait until `spacing_s` have passed since the last batch. A poll without news is answered
-after `wait_s`.
+in their streams, and a reader that is slow, or takes its time, gets fewer and larger batches. A poll that waits is
+answered by the next news, at the end of the engine's step that made them, for they come from the engine together: one
+batch a step at most. A poll without news is answered after `wait_s`. A stream's first news are no part of this:
+whoever adds it says them, and then lets polls have the rest (`begin`).
 
 Answers can get lost. So a mailbox keeps its last batch until a poll acknowledges its number, and gives it again to one
 that doesn't; a poll that waits while another one comes is the older one, which nobody reads any more: it returns
@@ -21,36 +22,34 @@ from dataclasses import dataclass, field
 from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamNews
 from replica.stream import Stream
 
-NEVER_S = float("inf")
 TOKEN_BYTES = 8
 """Of a token's id in an answer, at most."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A stream that is still to be read. `fetched` is set when nobody has to wait for its reader any more."""
+    """A stream that is still to be read, by polls once it has `begun`. `fetched` is set when nobody has to wait for
+    its reader any more."""
 
     stream: Stream
-    has_been_read: bool = False
+    begun: bool = False
     fetched: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Mailbox:
     """The streams of one reader. Knows no clock and never waits: `Mailboxes` does.
 
-    A stream is in it from `add` until its end was taken, or until `remove`. `wake` is set when there is more reason to
-    answer than before. `silent_s` is how long no poll came.
+    A stream is in it from `add` until its end was taken, or until `remove`; polls know of it from `begin` on. `wake` is
+    set when there is something to answer. `silent_s` is how long no poll came.
     """
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.batch: NewsBatch | None = None  # the last one, not acknowledged yet
-        self.last_batch_s = -NEVER_S
         self.num_polls = 0
         self.silent_s = 0.0
         self._entries: dict[str, _Entry] = {}
         self._ready: dict[str, None] = {}  # requests with news, those that wait longest first
-        self._urgent = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,10 +62,20 @@ class Mailbox:
             self._drop(stream.request.request_id)
         entry = _Entry(stream)
         self._entries[stream.request.request_id] = entry
+        return entry.fetched
+
+    def begin(self, stream: Stream) -> None:
+        """Polls bring what the stream says from now on, and what it has said meanwhile."""
+        entry = self._entries.get(stream.request.request_id)
+        if entry is None or entry.stream is not stream:
+            return
+        entry.begun = True
         stream.on_news = self.put
+        self.silent_s = 0.0  # until now there may have been nothing to poll for
         if stream.has_news:
             self.put(stream)
-        return entry.fetched
+        elif stream.finished:
+            self._drop(stream.request.request_id)
 
     def remove(self, stream: Stream) -> None:
         stream.on_news = None
@@ -76,18 +85,12 @@ class Mailbox:
 
     def put(self, stream: Stream) -> None:
         """The stream has news."""
-        entry = self._entries[stream.request.request_id]
-        is_urgent = stream.finished or not entry.has_been_read
-        if is_urgent or not self._ready:
-            self.wake.set()
         self._ready[stream.request.request_id] = None
-        self._urgent = self._urgent or is_urgent
+        self.wake.set()
 
-    def due_s(self, spacing_s: float) -> float:
-        """When a poll is to be answered with what is there."""
-        if not self._ready:
-            return NEVER_S
-        return -NEVER_S if self._urgent else self.last_batch_s + spacing_s
+    @property
+    def has_news(self) -> bool:
+        return bool(self._ready)
 
     def take(self, max_bytes: int) -> tuple[StreamNews, ...]:
         """The news that wait longest, until they have `max_bytes` or more. They are this mailbox's no more: keep them
@@ -98,17 +101,15 @@ class Mailbox:
             request_id = next(iter(self._ready))
             del self._ready[request_id]
             entry = self._entries[request_id]
-            entry.has_been_read = True
             news.append(StreamNews(request_id, entry.stream.take(), entry.stream.num_cached_tokens))
             size += sum(len(event.token_ids) * TOKEN_BYTES + len(event.text.encode()) for event in news[-1].events)
             if entry.stream.finished:
                 self._drop(request_id)
-        self._urgent = bool(self._ready)
         return tuple(news)
 
     def drop_finished(self) -> None:
-        """No reader comes any more: what has ended is forgotten unread."""
-        for request_id in [r for r, entry in self._entries.items() if entry.stream.finished]:
+        """No reader comes any more: what has ended is forgotten unread, unless it is yet to begin."""
+        for request_id in [r for r, entry in self._entries.items() if entry.begun and entry.stream.finished]:
             self._drop(request_id)
 
     def _drop(self, request_id: str) -> None:
@@ -131,13 +132,11 @@ class Mailboxes:
         load_for: Callable[[str], LoadReport],
         *,
         wait_s: float = 1.0,
-        spacing_s: float = 0.02,
         max_batch_bytes: int = 1 << 20,
     ) -> None:
         self._replica_id = replica_id
         self._load_for = load_for
         self._wait_s = wait_s
-        self._spacing_s = spacing_s
         self._max_batch_bytes = max_batch_bytes  # and one stream's backlog more; an answer of 4 MB can't be sent
         self._boxes: dict[str, Mailbox] = {}
         self._num_batches = 0
@@ -151,8 +150,14 @@ class Mailboxes:
         return box is not None and request.request_id in box
 
     def add(self, stream: Stream) -> asyncio.Event:
-        """Deliver what this stream says from now on; the event is set when its end was taken or its news dropped."""
+        """Its id is taken. The event is set when the stream's end was taken or its news dropped."""
         return self._boxes.setdefault(reader_of(stream.request), Mailbox()).add(stream)
+
+    def begin(self, stream: Stream) -> None:
+        """Its first news were said: polls bring the rest. Nothing happens to one that was removed."""
+        box = self._boxes.get(reader_of(stream.request))
+        if box is not None:
+            box.begin(stream)
 
     def remove(self, stream: Stream) -> None:
         """Nobody wants the rest of it. Idempotent."""
@@ -185,15 +190,11 @@ class Mailboxes:
         if box.batch is not None and box.batch.number != acknowledged:
             return box.batch
         box.batch = None
-        now_s = asyncio.get_running_loop().time
-        limit_s = now_s() + self._wait_s
-        while box.wake is wake and (left_s := min(limit_s, box.due_s(self._spacing_s)) - now_s()) > 0:
-            wake.clear()
-            await _within(left_s, wake)
-        if box.wake is not wake or box.due_s(self._spacing_s) == NEVER_S:
+        if not box.has_news:
+            await _within(self._wait_s, wake)
+        if box.wake is not wake or not box.has_news:
             return NewsBatch(self._replica_id)
         self._num_batches += 1
-        box.last_batch_s = now_s()
         box.batch = NewsBatch(
             self._replica_id, self._num_batches, box.take(self._max_batch_bytes), self._load_for(lease)
         )

@@ -94,9 +94,9 @@ class TokenEvent:
 class StreamMessage:
     """One message of a request's stream: coalesced events, and with the first of them the replica's newest load.
 
-    The first message has no events: it says that the request was taken (or carries its refusal). Later ones came as
-    `StreamNews` in a `NewsBatch`. `num_cached_tokens` is how much of the prompt came from the prefix cache, known with
-    the first token.
+    The first message has no events: it says that the request was taken (or carries its refusal). The second one has
+    the first events; later ones came as `StreamNews` in a `NewsBatch`. `num_cached_tokens` is how much of the prompt
+    came from the prefix cache, known with the first token.
     """
 
     replica_id: str

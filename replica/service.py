@@ -2,7 +2,8 @@
 
     submit -> Stream -> EngineClient.send          (never waits for the engine)
     EngineClient -> _on_update -> Stream.push      (never waits for a consumer)
-    news <- Mailboxes <- Stream                    (one poll a reader, for all its streams)
+    submit <- Stream                               (taken, first news)
+    news <- Mailboxes <- Stream                    (all later ones: one poll a reader, for all its streams)
 
 All calls are made on one event loop. Time that this loop itself lost (a suspended machine, a long garbage collection)
 counts neither against leases nor against the engine.
@@ -142,10 +143,11 @@ class ReplicaService:
     # ---- requests ----
 
     async def submit(self, request: GenerationRequest) -> AsyncGenerator[StreamMessage, None]:
-        """The call of one request: it says that the request was taken, or its one refusal, and nothing else.
+        """The call of one request: it says that the request was taken, and then its first news; or its one refusal.
 
         Then it stays open until `news` has fetched the stream's end: as long as there are calls, there is something to
-        read here. Closing it aborts what isn't finished and drops what wasn't fetched.
+        read here. The first news don't wait for a poll, which a reader without other streams has yet to send. Closing
+        the call aborts what isn't finished and drops what wasn't fetched.
         """
         try:
             stream = self._open(request)
@@ -161,6 +163,9 @@ class ReplicaService:
                 return
             fetched = self._mailboxes.add(stream)
             yield self._message(request)
+            await stream.first_news()
+            yield StreamMessage(self._replica_id, stream.take(), None, stream.num_cached_tokens)
+            self._mailboxes.begin(stream)
             await fetched.wait()
         finally:
             self._mailboxes.remove(stream)

@@ -1,6 +1,6 @@
 """One request's answers on their way from the engine to the consumer: ids become text, news wait until they are taken.
 
-    engine update -> Answer.push (detokenize, stop strings) -> pending news -> Mailbox -> Stream.take -> one StreamNews
+    engine update -> Answer.push (detokenize, stop strings) -> pending news -> Stream.take -> one message or StreamNews
 
 The engine never waits for a consumer. What a slow one leaves here is coalesced into ever larger events, and bounded:
 past its backlog limit the stream is given up by its owner.
@@ -104,6 +104,7 @@ class Stream:
         self.answers = [Answer(request.first_index + i, request, tokenizer) for i in range(request.n)]
         self.on_news: Callable[[Stream], None] | None = None
         self._known = asyncio.Event()
+        self._has_begun = asyncio.Event()
 
     @property
     def finished(self) -> bool:
@@ -120,12 +121,19 @@ class Stream:
     def wake(self) -> None:
         """There is something for the consumer: acceptance or news."""
         self._known.set()
-        if self.on_news is not None and self.has_news:
+        if not self.has_news:
+            return
+        self._has_begun.set()
+        if self.on_news is not None:
             self.on_news(self)
 
     async def known(self) -> None:
         """Returns when the engine has taken the request or it has ended."""
         await self._known.wait()
+
+    async def first_news(self) -> None:
+        """Returns when there are news, or have been."""
+        await self._has_begun.wait()
 
     def take(self) -> tuple[TokenEvent, ...]:
         """All news since the last call."""

@@ -1,4 +1,7 @@
-"""Any mix of tokens, ends, lost answers, superseded and repeated polls: each stream's news arrive once and in order."""
+"""Any mix of tokens, ends, lost answers, superseded and repeated polls: each stream's news arrive once and in order.
+
+A stream's first news go another way than the polls, and polls may be faster.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from replica.mailboxes import TOKEN_BYTES, Mailboxes
 from replica.model_card import TextBundle
-from replica.request import FinishReason, LoadReport, NewsBatch
+from replica.request import FinishReason, LoadReport, NewsBatch, TokenEvent
 from replica.stream import Stream
 from replica.text.tokenizer import Tokenizer
 from tests.fake_replica import request_of, write_model
@@ -31,13 +34,15 @@ TOKENIZER = _tokenizer()
 
 class MailboxMachine(RuleBasedStateMachine):
     """The naive model: of each stream a list of what was said and of what arrived, the second a beginning of the
-    first. Polls may wait, be lost on their way back, or be answered after a newer one was sent."""
+    first. `waiting` streams have not begun. Polls may wait, be lost on their way back, or be answered after a newer
+    one was sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, spacing_s=0.0, max_batch_bytes=2 * TOKEN_BYTES)
+        self.boxes = Mailboxes("r", lambda lease: REPORT, wait_s=3600.0, max_batch_bytes=2 * TOKEN_BYTES)
         self.open: dict[str, Stream] = {}
+        self.waiting: dict[str, Stream] = {}
         self.said: dict[str, list[int]] = {}
         self.arrived: dict[str, list[int]] = {}
         self.ended: set[str] = set()
@@ -53,24 +58,25 @@ class MailboxMachine(RuleBasedStateMachine):
         for _ in range(8):
             self.loop.run_until_complete(asyncio.sleep(0))
 
-    @rule(first=st.booleans())
-    def opens(self, first: bool) -> None:
+    @rule()
+    def opens(self) -> None:
         name = f"s{self.num_opened}"
         self.num_opened += 1
         stream = Stream(request_of(name, lease="me"), f"1:{name}", TOKENIZER, 0.0)
-        self.open[name], self.said[name], self.arrived[name] = stream, [], []
-        if first:
-            self._say(name)
+        self.open[name] = self.waiting[name] = stream
+        self.said[name], self.arrived[name] = [], []
         self.fetched[name] = self.boxes.add(stream)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), more=st.booleans(), end=st.booleans())
+    def begins(self, data: st.DataObject, more: bool, end: bool) -> None:
+        """Its first news are said, and maybe the next ones already made, when polls may have the rest."""
+        self._begin(data.draw(st.sampled_from(sorted(self.waiting))), more, end)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), end=st.booleans())
     def says(self, data: st.DataObject, end: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.open)))
-        self._say(name, end)
-        if end:
-            del self.open[name]
-            self.ended.add(name)
+        self._say(data.draw(st.sampled_from(sorted(self.open))), end)
 
     @rule()
     def polls_again(self) -> None:
@@ -100,10 +106,8 @@ class MailboxMachine(RuleBasedStateMachine):
         if batch.number:
             self.acknowledged = batch.number
         for news in batch.news:
-            assert news.request_id not in self.told_ended, "news after the end"
-            self.arrived[news.request_id] += [token for event in news.events for token in event.token_ids]
-            if any(event.finish_reason for event in news.events):
-                self.told_ended.add(news.request_id)
+            assert news.request_id not in self.waiting, "news before the first"
+            self._arrive(news.request_id, news.events)
 
     @invariant()
     def what_arrived_is_the_beginning_of_what_was_said(self) -> None:
@@ -114,7 +118,8 @@ class MailboxMachine(RuleBasedStateMachine):
         """Once polls get through again everything arrives, and nothing is kept."""
         for name in list(self.open):
             self._say(name, end=True)
-            self.ended.add(name)
+        for name in list(self.waiting):
+            self._begin(name)
         for _ in range(len(self.said) + 2):
             self.polls_again()
             self.reads_the_newest_answer()
@@ -133,6 +138,24 @@ class MailboxMachine(RuleBasedStateMachine):
         self.said[name].append(self.next_token)
         self.open[name].answers[0].push(self.next_token, FinishReason.LENGTH if end else None)
         self.open[name].wake()
+        if end:
+            del self.open[name]
+            self.ended.add(name)
+
+    def _begin(self, name: str, more: bool = False, end: bool = False) -> None:
+        stream = self.waiting.pop(name)
+        if not stream.has_news:
+            self._say(name)
+        self._arrive(name, stream.take())
+        if more and name in self.open:
+            self._say(name, end)
+        self.boxes.begin(stream)
+
+    def _arrive(self, name: str, events: tuple[TokenEvent, ...]) -> None:
+        assert name not in self.told_ended, "news after the end"
+        self.arrived[name] += [token for event in events for token in event.token_ids]
+        if any(event.finish_reason for event in events):
+            self.told_ended.add(name)
 
 
 TestMailbox = MailboxMachine.TestCase

@@ -3,104 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from deployments import replica_news
-from deployments.replica_news import ReplicaNews
-from replica.errors import BrimfulError, EngineDead, EngineFailure
-from replica.request import (
-    FinishReason,
-    GenerationRequest,
-    LoadReport,
-    NewsBatch,
-    SamplingParams,
-    StreamMessage,
-    StreamNews,
-    TokenEvent,
-)
-
-REPORT = LoadReport("r0", "e", 1, 0.0, 0, 0, 0, 0, 8, 8, 0, 4, 4, 16)
-
-
-class Call(AsyncIterator[StreamMessage]):
-    """A submitting call that says what it is told to; None ends it."""
-
-    def __init__(self) -> None:
-        self.said: asyncio.Queue[StreamMessage | BaseException | None] = asyncio.Queue()
-
-    async def __anext__(self) -> StreamMessage:
-        said = await self.said.get()
-        if isinstance(said, BaseException):
-            raise said
-        if said is None:
-            raise StopAsyncIteration
-        return said
-
-
-class Site:
-    """`ReplicaNews` over polls that are answered with what they are told to. `asked`: (replica, acknowledged)."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, int]] = []
-        self.answers: dict[str, asyncio.Queue[NewsBatch | Exception | None]] = {}
-        self.loads: list[LoadReport] = []
-        self.news = ReplicaNews(self._poll, self.loads.append, _known)
-
-    def answer(self, answer: NewsBatch | Exception | None, replica_id: str = "r0") -> None:
-        self.answers.setdefault(replica_id, asyncio.Queue()).put_nowait(answer)
-
-    async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
-        assert lease == "me"
-        self.asked.append((replica_id, acknowledged))
-        answer = await self.answers.setdefault(replica_id, asyncio.Queue()).get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def open(self, request_id: str, taken_by: str | None = "r0", n: int = 1) -> tuple[Call, Stream]:
-        call = Call()
-        if taken_by is not None:
-            call.said.put_nowait(StreamMessage(taken_by))
-        request = GenerationRequest(request_id, (1,), SamplingParams(9), n=n, lease="me")
-        return call, Stream(self.news.read(request, call))
-
-
-class Stream:
-    """What a consumer got: texts of messages ("" says that it was taken), and what the stream ended with."""
-
-    def __init__(self, messages: AsyncIterator[StreamMessage]) -> None:
-        self.texts: list[str] = []
-        self.error: BrimfulError | None = None
-        self.reading = asyncio.create_task(self._read(messages))
-
-    async def _read(self, messages: AsyncIterator[StreamMessage]) -> None:
-        try:
-            async for message in messages:
-                self.texts.append("".join(event.text for event in message.events))
-        except BrimfulError as error:
-            self.error = error
-
-
-def _known(error: Exception) -> BrimfulError:
-    return error if isinstance(error, BrimfulError) else EngineFailure(str(error))
-
-
-def news(request_id: str, text: str, reason: FinishReason | None = None, index: int = 0) -> StreamNews:
-    return StreamNews(request_id, (TokenEvent(index, (7,), text, 1, reason),))
-
-
-def batch(number: int, *said: StreamNews, replica_id: str = "r0") -> NewsBatch:
-    return NewsBatch(replica_id, number, said, REPORT)
-
-
-STOP = FinishReason.STOP
-
-
-async def turn() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
+from replica.errors import EngineDead, EngineFailure
+from replica.request import FinishReason, NewsBatch, StreamMessage, TokenEvent
+from tests.unit.deployments.news_site import REPORT, STOP, Site, batch, news, turn
 
 
 async def test_one_poll_at_a_time_brings_the_news_of_all_streams_at_a_replica_and_stops_by_itself() -> None:
@@ -115,7 +24,7 @@ async def test_one_poll_at_a_time_brings_the_news_of_all_streams_at_a_replica_an
     for call in (call_a, call_b):
         call.said.put_nowait(None)
     await turn()
-    assert (a.texts, b.texts, a.error, b.error) == (["", "x", "z"], ["", "y"], None, None)
+    assert (a.texts, b.texts, a.error, b.error) == (["", "1", "x", "z"], ["", "1", "y"], None, None)
     assert (len(site.asked), site.news.num_open, site.loads) == (2, 0, [REPORT, REPORT])
     site.open("c")
     await turn()
@@ -130,9 +39,9 @@ async def test_news_that_overtake_the_answer_of_the_call_come_after_it() -> None
     site.answer(batch(1, news("late", "x"), news("late", "y", STOP)))
     await turn()
     assert late.texts == []
-    call.said.put_nowait(StreamMessage("r0"))
+    call.take("r0")
     await turn()
-    assert late.texts == ["", "x", "y"]
+    assert late.texts == ["", "1", "x", "y"]
     assert late.reading.done()
 
 
@@ -143,11 +52,11 @@ async def test_news_of_a_replica_that_did_not_take_the_request_are_no_part_of_it
     await turn()
     site.answer(batch(1, news("moved", "old")))
     await turn()
-    call.said.put_nowait(StreamMessage("r1"))
+    call.take("r1")
     site.answer(batch(2, news("moved", "older", STOP)))
     site.answer(batch(1, news("moved", "new", STOP), replica_id="r1"), "r1")
     await turn()
-    assert moved.texts == ["", "new"]
+    assert moved.texts == ["", "1", "new"]
 
 
 async def test_a_refusal_is_all_and_no_poll_is_sent() -> None:
@@ -178,7 +87,7 @@ async def test_a_call_that_fails_ends_its_stream_at_once_and_no_other() -> None:
     assert isinstance(a.error, EngineDead)
     site.answer(batch(1, news("b", "y", STOP)))
     await turn()
-    assert (b.texts, b.error) == (["", "y"], None)
+    assert (b.texts, b.error) == (["", "1", "y"], None)
 
 
 async def test_a_poll_that_finds_the_replica_dead_ends_all_its_streams() -> None:
@@ -199,6 +108,27 @@ async def test_a_poll_that_is_not_answered_is_sent_again() -> None:
         site.answer(answer)
     await turn()
     assert site.asked == [("r0", 0), ("r0", 3), ("r0", 3), ("r0", 3)]
+
+
+async def test_the_next_poll_is_sent_once_the_messages_of_all_batches_were_passed_on() -> None:
+    site = Site(message_s=0.01)
+    for name, replica_id in (("a", "r0"), ("b", "r0"), ("c", "r1")):
+        site.open(name, replica_id)
+    await turn()
+    now = asyncio.get_running_loop().time
+    began_s = now()
+    site.answer(batch(1, news("a", "x"), news("b", "y")))
+    site.answer(batch(1, news("c", "z"), replica_id="r1"), "r1")
+    await turn()
+    assert len(site.asked) == 2
+    at_s: dict[str, float] = {}
+    while len(at_s) < 2:
+        await asyncio.sleep(0.001)
+        for replica_id, acknowledged in site.asked[2:]:
+            assert acknowledged == 1
+            at_s.setdefault(replica_id, now() - began_s)
+    assert at_s["r0"] >= 0.02
+    assert at_s["r1"] >= 0.03
 
 
 async def test_a_replica_that_answers_no_poll_loses_its_streams() -> None:
@@ -247,7 +177,7 @@ async def test_failing_polls_are_repeated_but_not_for_ever(monkeypatch: pytest.M
         site.answer(EngineFailure("no"))
     site.answer(batch(1, news("a", "x")))
     await turn()
-    assert a.texts == ["", "x"]
+    assert a.texts == ["", "1", "x"]
     for _ in range(replica_news.MAX_FAILED_POLLS):
         site.answer(EngineFailure("no"))
     await turn()
@@ -274,7 +204,7 @@ async def test_a_call_that_is_over_and_a_later_poll_without_the_end_end_the_stre
     assert not a.reading.done()
     site.answer(NewsBatch("r0"))
     await turn()
-    assert (a.reading.done(), a.texts, a.error) == (True, [""], None)
+    assert (a.reading.done(), a.texts, a.error) == (True, ["", "1"], None)
 
 
 async def test_the_last_news_may_come_after_the_call_is_over() -> None:
@@ -286,7 +216,7 @@ async def test_the_last_news_may_come_after_the_call_is_over() -> None:
     site.answer(None)
     site.answer(batch(1, news("a", "x", STOP)))
     await turn()
-    assert a.texts == ["", "x"]
+    assert a.texts == ["", "1", "x"]
 
 
 async def test_a_consumer_that_leaves_leaves_nothing_behind() -> None:

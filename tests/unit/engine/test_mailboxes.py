@@ -24,12 +24,20 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return Tokenizer(TextBundle.load(Path(card.folder)).tokenizer_json, card)
 
 
-def mailboxes(wait_s: float = LONG_S, spacing_s: float = 0.0) -> Mailboxes:
-    return Mailboxes("r", lambda lease: REPORT, wait_s=wait_s, spacing_s=spacing_s)
+def mailboxes(wait_s: float = LONG_S) -> Mailboxes:
+    return Mailboxes("r", lambda lease: REPORT, wait_s=wait_s)
 
 
 def stream_of(tokenizer: Tokenizer, request_id: str = "a", lease: str = "me") -> Stream:
     return Stream(request_of(request_id, lease=lease), f"1:{request_id}", tokenizer, 0.0)
+
+
+def begun(boxes: Mailboxes, tokenizer: Tokenizer, request_id: str = "a", lease: str = "me") -> Stream:
+    """A stream whose first news were said."""
+    stream = stream_of(tokenizer, request_id, lease)
+    boxes.add(stream)
+    boxes.begin(stream)
+    return stream
 
 
 def say(stream: Stream, token: int, reason: FinishReason | None = None) -> None:
@@ -51,28 +59,48 @@ async def polling(boxes: Mailboxes, acknowledged: int = 0) -> asyncio.Task[NewsB
 
 async def test_what_is_there_is_the_answer_at_once_for_all_streams_of_the_lease(tokenizer: Tokenizer) -> None:
     boxes = mailboxes()
-    a, b, other = stream_of(tokenizer, "a"), stream_of(tokenizer, "b"), stream_of(tokenizer, "c", "other")
-    say(b, 1)
-    for stream in (a, b, other):
-        boxes.add(stream)
-    for stream, token in ((a, 2), (other, 3), (b, 4)):
+    a, b, other = begun(boxes, tokenizer, "a"), begun(boxes, tokenizer, "b"), begun(boxes, tokenizer, "c", "other")
+    for stream, token in ((b, 1), (a, 2), (other, 3), (b, 4)):
         say(stream, token)
     batch = await boxes.poll("me", 0)
     assert (told(batch), batch.number, batch.load) == ({"b": [1, 4], "a": [2]}, 1, REPORT)
     assert told(await boxes.poll("other", 0)) == {"c": [3]}
 
 
-async def test_a_waiting_poll_is_answered_by_the_first_news(tokenizer: Tokenizer) -> None:
+async def test_a_waiting_poll_is_answered_by_the_next_news_and_what_came_with_them(tokenizer: Tokenizer) -> None:
+    boxes = mailboxes()
+    a, b = begun(boxes, tokenizer, "a"), begun(boxes, tokenizer, "b")
+    poll = await polling(boxes)
+    say(a, 1)
+    say(b, 2)  # of the same step
+    assert told(await poll) == {"a": [1], "b": [2]}
+
+
+async def test_what_a_stream_says_before_it_begins_is_no_answer_and_comes_afterwards(tokenizer: Tokenizer) -> None:
     boxes, stream = mailboxes(), stream_of(tokenizer)
     boxes.add(stream)
-    poll = await polling(boxes)
     say(stream, 1)
-    assert told(await poll) == {"a": [1]}
+    poll = await polling(boxes)
+    assert [event.token_ids for event in stream.take()] == [(1,)]
+    say(stream, 2)
+    boxes.begin(stream)
+    assert told(await poll) == {"a": [2]}
+
+
+async def test_a_stream_whose_end_was_said_before_it_begins_is_over(tokenizer: Tokenizer) -> None:
+    boxes, stream = mailboxes(wait_s=0.01), stream_of(tokenizer)
+    fetched = boxes.add(stream)
+    say(stream, 1, FinishReason.LENGTH)
+    stream.take()
+    assert boxes.holds(stream.request)
+    boxes.begin(stream)
+    assert (fetched.is_set(), boxes.holds(stream.request)) == (True, False)
+    assert await boxes.poll("me", 0) == NewsBatch("r")
 
 
 async def test_a_poll_without_news_is_answered_after_a_while_and_needs_no_acknowledgement(tokenizer: Tokenizer) -> None:
-    boxes, stream = mailboxes(wait_s=0.01), stream_of(tokenizer)
-    boxes.add(stream)
+    boxes = mailboxes(wait_s=0.01)
+    stream = begun(boxes, tokenizer)
     say(stream, 1)
     first = await boxes.poll("me", 0)
     assert await boxes.poll("me", first.number) == NewsBatch("r")
@@ -81,8 +109,8 @@ async def test_a_poll_without_news_is_answered_after_a_while_and_needs_no_acknow
 
 
 async def test_a_batch_is_given_again_until_it_is_acknowledged(tokenizer: Tokenizer) -> None:
-    boxes, stream = mailboxes(), stream_of(tokenizer)
-    boxes.add(stream)
+    boxes = mailboxes()
+    stream = begun(boxes, tokenizer)
     say(stream, 1)
     lost = await boxes.poll("me", 0)
     say(stream, 2)
@@ -91,46 +119,18 @@ async def test_a_batch_is_given_again_until_it_is_acknowledged(tokenizer: Tokeni
 
 
 async def test_a_newer_poll_sends_the_waiting_one_home_without_news(tokenizer: Tokenizer) -> None:
-    boxes, stream = mailboxes(), stream_of(tokenizer)
-    boxes.add(stream)
+    boxes = mailboxes()
+    stream = begun(boxes, tokenizer)
     older, newer = await polling(boxes), await polling(boxes)
     assert await older == NewsBatch("r")
     say(stream, 1)
     assert told(await newer) == {"a": [1]}
 
 
-async def test_later_tokens_wait_for_the_spacing_but_an_end_or_a_new_stream_does_not(tokenizer: Tokenizer) -> None:
-    boxes, a, b = mailboxes(spacing_s=LONG_S), stream_of(tokenizer, "a"), stream_of(tokenizer, "b")
-    boxes.add(a)
-    say(a, 1)
-    first = await boxes.poll("me", 0)
-    say(a, 2)
-    poll = await polling(boxes, first.number)
-    boxes.add(b)
-    say(b, 3)
-    second = await poll
-    assert told(second) == {"a": [2], "b": [3]}
-    say(b, 4)
-    poll = await polling(boxes, second.number)
-    say(a, 5, FinishReason.LENGTH)
-    assert told(await poll) == {"b": [4], "a": [5]}
-
-
-async def test_later_tokens_come_once_the_spacing_is_over(tokenizer: Tokenizer) -> None:
-    boxes, stream = mailboxes(spacing_s=0.01), stream_of(tokenizer)
-    boxes.add(stream)
-    say(stream, 1)
-    first = await boxes.poll("me", 0)
-    poll = await polling(boxes, first.number)
-    say(stream, 2)
-    assert told(await poll) == {"a": [2]}
-
-
 async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(tokenizer: Tokenizer) -> None:
-    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=2 * TOKEN_BYTES)
-    streams = [stream_of(tokenizer, name) for name in "abc"]
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, max_batch_bytes=2 * TOKEN_BYTES)
+    streams = [begun(boxes, tokenizer, name) for name in "abc"]
     for token, stream in enumerate(streams):
-        boxes.add(stream)
         say(stream, token)
     first = await boxes.poll("me", 0)
     assert told(first) == {"a": [0], "b": [1]}
@@ -139,10 +139,9 @@ async def test_what_does_not_fit_into_a_batch_comes_with_the_next_one_at_once(to
 
 
 async def test_long_text_fills_a_batch_as_many_tokens_do(tokenizer: Tokenizer) -> None:
-    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, spacing_s=LONG_S, max_batch_bytes=TOKEN_BYTES + 1)
-    streams = [stream_of(tokenizer, name) for name in "abc"]
+    boxes = Mailboxes("r", lambda lease: REPORT, wait_s=LONG_S, max_batch_bytes=TOKEN_BYTES + 1)
+    streams = [begun(boxes, tokenizer, name) for name in "abc"]
     for token, stream in enumerate(streams):
-        boxes.add(stream)
         stream.answers[0]._text = "é"
         say(stream, token)
     assert list(told(await boxes.poll("me", 0))) == ["a"]
@@ -153,6 +152,8 @@ async def test_a_second_stream_of_an_id_takes_the_place_of_the_first_whose_call_
     fetched = boxes.add(first)
     boxes.add(second)
     assert fetched.is_set()
+    for stream in (first, second):
+        boxes.begin(stream)
     say(second, 4)
     say(first, 3)
     assert told(await boxes.poll("me", 0)) == {"a": [4]}
@@ -161,6 +162,7 @@ async def test_a_second_stream_of_an_id_takes_the_place_of_the_first_whose_call_
 async def test_the_end_of_a_stream_is_fetched_when_it_was_taken(tokenizer: Tokenizer) -> None:
     boxes, stream = mailboxes(), stream_of(tokenizer)
     fetched = boxes.add(stream)
+    boxes.begin(stream)
     say(stream, 1)
     batch = await boxes.poll("me", 0)
     assert (boxes.holds(stream.request), fetched.is_set()) == (True, False)
@@ -170,12 +172,13 @@ async def test_the_end_of_a_stream_is_fetched_when_it_was_taken(tokenizer: Token
 
 
 async def test_a_stream_that_was_removed_says_nothing_more(tokenizer: Tokenizer) -> None:
-    boxes, stream = mailboxes(wait_s=0.01), stream_of(tokenizer)
-    boxes.add(stream)
+    boxes = mailboxes(wait_s=0.01)
+    stream = begun(boxes, tokenizer)
     say(stream, 1)
     boxes.remove(stream)
     boxes.remove(stream)
     say(stream, 2)
+    boxes.begin(stream)
     assert await boxes.poll("me", 0) == NewsBatch("r")
 
 
@@ -184,6 +187,7 @@ async def test_removing_a_stream_leaves_a_later_one_of_the_same_id(tokenizer: To
     boxes.add(old)
     boxes.remove(old)
     boxes.add(new)
+    boxes.begin(new)
     boxes.remove(old)
     say(new, 1)
     assert told(await boxes.poll("me", 0)) == {"a": [1]}
@@ -193,6 +197,8 @@ async def test_what_nobody_polls_for_is_dropped_when_finished_and_its_mailbox_fo
     boxes, ended, going = mailboxes(wait_s=0.01), stream_of(tokenizer, "ended"), stream_of(tokenizer, "going")
     fetched = boxes.add(ended)
     boxes.add(going)
+    for stream in (ended, going):
+        boxes.begin(stream)
     say(ended, 1, FinishReason.ABORT)
     say(going, 2)
     boxes.age(4.0, 5.0)
@@ -211,7 +217,19 @@ async def test_a_mailbox_whose_poll_waits_is_not_forgotten(tokenizer: Tokenizer)
     boxes = mailboxes()
     poll = await polling(boxes)
     boxes.age(10.0, 5.0)
-    stream = stream_of(tokenizer)
-    boxes.add(stream)
+    stream = begun(boxes, tokenizer)
     say(stream, 1)
     assert told(await poll) == {"a": [1]}
+
+
+async def test_a_reader_has_the_whole_time_to_poll_from_when_its_stream_begins(tokenizer: Tokenizer) -> None:
+    """Before that it had nothing to poll for, however long the prefill took."""
+    boxes, stream = mailboxes(), stream_of(tokenizer)
+    boxes.add(stream)
+    boxes.age(4.0, 5.0)
+    say(stream, 1, FinishReason.LENGTH)
+    boxes.age(4.0, 5.0)
+    assert boxes.holds(stream.request), "it has yet to begin"
+    boxes.begin(stream)
+    boxes.age(4.0, 5.0)
+    assert told(await boxes.poll("me", 0)) == {"a": [1]}

@@ -33,7 +33,7 @@ def _num_ends(answered: Answered, request: GenerationRequest) -> int:
 async def open_call(
     service: ReplicaService, request: GenerationRequest, refused_with: FinishReason | None = None
 ) -> AsyncIterator[AsyncGenerator[StreamMessage, None]]:
-    """A request's call after its first message. Nobody fetches its news."""
+    """A request's call after its first message. Nobody fetches its later news."""
     async with aclosing(service.submit(request)) as call:
         first = await anext(call)
         assert [event.finish_reason for event in first.events] == ([refused_with] if refused_with else [])
@@ -61,20 +61,46 @@ async def test_text_and_ids_of_all_events_add_up_to_the_answer(factory: FakeFact
     assert answered.end().num_output_tokens == 20
 
 
-async def test_the_first_token_is_fetched_at_once_and_later_ones_coalesce_while_no_poll_comes(
-    factory: FakeFactory,
-) -> None:
-    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=30)):
-        first = await service.news("")
-        assert [(news.request_id, len(news.events[0].token_ids)) for news in first.news] == [("r", 1)]
+async def test_the_call_says_the_first_token_and_later_ones_coalesce_while_no_poll_comes(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=30)) as call:
+        first = await anext(call)
+        assert [len(event.token_ids) for event in first.events] == [1]
+        over = asyncio.ensure_future(anext(call, None))
         await settled(service)
-        rest = await service.news("", first.number)
-        assert [len(event.token_ids) for event in rest.news[0].events] == [29]
-        assert rest.news[0].events[0].finish_reason is FinishReason.LENGTH
+        (rest,) = (await service.news("")).news
+        assert (rest.request_id, [len(event.token_ids) for event in rest.events]) == ("r", [29])
+        assert rest.events[0].finish_reason is FinishReason.LENGTH
+        assert await over is None
+
+
+async def test_no_poll_tells_what_the_call_has_yet_to_say(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=6)) as call:
+        await settled(service)
+        polling = asyncio.ensure_future(service.news(""))
+        first = await anext(call)
+        assert [len(event.token_ids) for event in first.events] == [6]
+        assert await anext(call, None) is None
+        assert not polling.done()
+        polling.cancel()
+
+
+async def test_a_call_that_ends_with_its_first_news_needs_no_poll(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service:
+        messages = [message async for message in service.submit(request_of("r", n=3, temperature=1.0, max_tokens=1))]
+        assert [sorted(event.index for event in message.events) for message in messages] == [[], [0, 1, 2]]
+        assert {event.finish_reason for event in messages[1].events} == {FinishReason.LENGTH}
+
+
+async def test_an_abort_before_the_first_token_is_the_first_news(factory: FakeFactory) -> None:
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", num_prompt=90)) as call:
+        service.abort("r")
+        assert [event.finish_reason for event in (await anext(call)).events] == [FinishReason.ABORT]
+        assert await anext(call, None) is None
 
 
 async def test_the_call_of_a_request_stays_open_until_its_last_news_were_fetched(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service, open_call(service, request_of("r")) as call:
+        await anext(call)
         over = asyncio.ensure_future(anext(call, None))
         await settled(service)
         await asyncio.sleep(0)
@@ -87,6 +113,7 @@ async def test_the_call_of_a_request_stays_open_until_its_last_news_were_fetched
 async def test_finished_streams_that_nobody_fetches_are_dropped_and_their_calls_end(factory: FakeFactory) -> None:
     config = small_config(lease_timeout_s=0.3)
     async with running(config, factory) as service, open_call(service, request_of("r")) as call:
+        await anext(call)
         assert await anext(call, None) is None
         assert (await service.news("")).news == ()
         assert (await answer(service, request_of("r"))).end().finish_reason is FinishReason.LENGTH
@@ -171,12 +198,11 @@ async def test_an_abort_after_the_end_leaves_a_later_request_of_the_same_id_alon
 
 
 async def test_an_id_that_is_open_is_refused_and_the_open_stream_goes_on(factory: FakeFactory) -> None:
-    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=100)):
+    async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=100)) as call:
         async with open_call(service, request_of("r"), FinishReason.REJECTED):
             pass
         await settled(service)
-        (news,) = (await service.news("")).news
-        assert [len(event.token_ids) for event in news.events] == [100]
+        assert [len(event.token_ids) for event in (await anext(call)).events] == [100]
 
 
 async def test_a_lease_that_is_not_renewed_ends_its_stream_only(factory: FakeFactory) -> None:
@@ -198,11 +224,11 @@ async def test_a_lease_that_is_not_renewed_ends_its_stream_only(factory: FakeFac
 async def test_a_reader_too_far_behind_is_given_up_and_the_others_go_on(factory: FakeFactory) -> None:
     async with running(small_config(max_backlog_tokens=70), factory) as service:
         slow = request_of("slow", max_tokens=100, lease="slow")
-        async with open_call(service, slow):
+        async with open_call(service, slow) as call:
             other = await answer(service, request_of("other", max_tokens=60, first=9))
             assert other.end().finish_reason is FinishReason.LENGTH
             await settled(service)
-            rest = [event for news in (await service.news("slow")).news for event in news.events]
+            rest = (await anext(call)).events
         assert sum(len(event.token_ids) for event in rest) == 71
         assert rest[-1].finish_reason is FinishReason.ABORT
         assert rest[-1].error is not None
@@ -212,9 +238,9 @@ async def test_a_reader_too_far_behind_is_given_up_and_the_others_go_on(factory:
 
 async def test_a_larger_backlog_lets_the_same_reader_live(factory: FakeFactory) -> None:
     async with running(small_config(max_backlog_tokens=200), factory) as service:
-        async with open_call(service, request_of("slow", max_tokens=100)):
+        async with open_call(service, request_of("slow", max_tokens=100)) as call:
             await settled(service)
-            rest = [event for news in (await service.news("")).news for event in news.events]
+            rest = (await anext(call)).events
         assert rest[-1].finish_reason is FinishReason.LENGTH
 
 
