@@ -184,6 +184,8 @@ class IngressSettings(Settings):
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body, bytes")
     body_timeout_s: float = Field(default=30.0, gt=0, description="a body must have arrived after, seconds")
     max_in_flight: int = Field(default=2048, ge=1, description="requests one ingress process works on at once")
+    max_continuations: int = Field(default=2, ge=0, le=8, description="replicas an answer may lose and still go on")
+    continuation_wait_s: float = Field(default=15.0, ge=0, le=600, description="for another replica at most, seconds")
     limits_from: Literal["this-machine", "anywhere", "nowhere"] = Field(
         default="this-machine", description="clients that may change limits (POST /limits)"
     )
@@ -317,9 +319,8 @@ def load_serve_config(path: Path) -> ServeConfig:
         raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
     if not isinstance(content, dict):
         found = "it is empty" if content is None else f"it holds {content!r:.60}"
-        raise SettingError(
-            "config", str(path), f"the file must be a mapping with http_options and applications; {found}"
-        )
+        allowed = f"the file must be a mapping with http_options and applications; {found}"
+        raise SettingError("config", str(path), allowed)
     file = _ServeFile.checked(content)
     app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
     return ServeConfig(http=file.http_options, proxy_location=file.proxy_location, app=app)

@@ -41,6 +41,7 @@ class ReplicaViews:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replicas: dict[str, _Replica] = {}
+        self._unheard: set[str] = set()  # that never spoke, and didn't answer
         self._changed: set[str] = set()
 
     def observe(self, report: LoadReport, now: float) -> bool:
@@ -49,6 +50,7 @@ class ReplicaViews:
             replica = self._replicas.get(report.replica_id)
             if replica is None:
                 self._replicas[report.replica_id] = _Replica(SeenReport(report, now))
+                self._unheard.discard(report.replica_id)
                 self._changed.add(report.replica_id)
                 return True
             current = replica.seen.report
@@ -67,9 +69,17 @@ class ReplicaViews:
         """What the replica last said is too old to be believed, however lately it came. The next news ends that."""
         with self._lock:
             replica = self._replicas.get(replica_id)
-            if replica is not None:
+            if replica is None:
+                self._unheard.add(replica_id)
+            else:
                 replica.seen = SeenReport(replica.seen.report, NEVER)
                 self._changed.add(replica_id)
+
+    def answers(self, replica_id: str, since_s: float) -> bool:
+        """Whether it is believed to live: its last news came after `since_s`, or it is new and hasn't failed yet."""
+        with self._lock:
+            replica = self._replicas.get(replica_id)
+            return replica_id not in self._unheard if replica is None else replica.seen.arrived_at_s >= since_s
 
     def newest(self) -> dict[str, SeenReport]:
         """The newest report of every replica that has spoken."""
@@ -90,5 +100,6 @@ class ReplicaViews:
 
     def forget(self, replica_id: str) -> None:
         with self._lock:
+            self._unheard.discard(replica_id)
             if self._replicas.pop(replica_id, None) is not None:
                 self._changed.add(replica_id)

@@ -211,6 +211,7 @@ def _edge() -> Row:
     lost = (
         Query(EDGE.per_second("http_client_disconnects"), "client left"),
         Query(EDGE.per_second("http_stream_errors"), "error within a stream"),
+        Query(EDGE.per_second("http_continuations"), "replica lost, continued at another"),
     )
     return Row(
         "HTTP (all models)",

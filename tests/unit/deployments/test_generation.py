@@ -54,8 +54,38 @@ async def test_a_failure_before_the_first_token_is_a_status(code: str, status: i
     await here.quiet()
 
 
-async def test_a_failure_after_the_first_token_is_an_event_and_ends_the_stream() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_replica_that_is_lost_costs_the_client_nothing(chat: bool, stream: bool) -> None:
     here = site()
+    body = asked(stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
+    if chat:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    exchange = await here.send(body, "/v1/chat/completions" if chat else "/v1/completions")
+    request_id = await here.called()
+    here.client.say(request_id, TAKEN, token("Par"), EngineDead("gone"))
+    while len(here.client.requests) < 2:
+        await asyncio.sleep(0)
+    rest = here.client.requests[1]
+    assert (rest.request_id, rest.prior_output_ids) == (f"{request_id}~0.1", (7,))
+    assert rest.sampling.seed is not None
+    assert rest.sampling == here.client.requests[0].sampling
+    here.client.say(rest.request_id, StreamMessage("r0", (TokenEvent(0, (8,), "is", 2, FinishReason.STOP),)), None)
+    await exchange.end()
+    parts = [json.loads(line.removeprefix("data: ")) for line in exchange.body.decode().split("\n") if "{" in line]
+    choices = [choice for part in parts for choice in part["choices"]]
+    said = [choice.get("text") or choice.get("delta") or choice.get("message") or "" for choice in choices]
+    texts = [part if isinstance(part, str) else part.get("content", "") for part in said]
+    assert ("".join(texts), exchange.status) == ("Paris", 200)
+    assert parts[-1]["usage"]["completion_tokens"] == 2
+    route = "/v1/chat/completions" if chat else "/v1/completions"
+    assert here.count("http_continuations_total", route=route) == 1
+    assert here.count("http_stream_errors_total", route=route) == 0
+    await here.quiet()
+
+
+async def test_a_failure_after_the_first_token_is_an_event_and_ends_the_stream() -> None:
+    here = site(max_continuations=0)
     exchange = await here.send(asked(stream=True))
     here.client.say(await here.called(), TAKEN, token("Par"), EngineDead("gone"))
     await exchange.end()
