@@ -239,7 +239,13 @@ def _edge() -> Row:
                 "short",
                 width=6,
             ),
-            Panel("Streams cut short", "After the answer had begun, so the status says 200.", lost, "ops", width=6),
+            Panel(
+                "Streams cut short",
+                "After the answer had begun, so the status says 200. What was continued reached its client.",
+                lost,
+                "ops",
+                width=6,
+            ),
         ),
     )
 
