@@ -110,25 +110,37 @@ class ContinuedStream:
             self._leases.close(stream)
 
     def _received(self, stream: OpenStream, message: StreamMessage) -> StreamMessage:
-        """What the reader gets of a message: all but that an answer was lost."""
+        """What the reader gets of a message: nearly always the message itself."""
+        is_continuation = bool(stream.request.prior_output_ids)
         events: list[TokenEvent] = []
+        is_as_it_came = not is_continuation
         for event in message.events:
-            answer = self._answers[event.index]
-            answer.token_ids += event.token_ids
-            loss = _loss(event)
-            if loss is not None:
-                self._client.distrust(message.replica_id)
-                if event.token_ids:
-                    events.append(replace(event, finish_reason=None, error=None))
-                self._go_on(answer, loss)
-            elif event.finish_reason is FinishReason.REJECTED and answer.lost is not None:
-                self._fail(answer.lost)
-            else:
-                answer.is_over = event.finish_reason is not None
-                events.append(event)
+            said = self._said(message.replica_id, event)
+            is_as_it_came = is_as_it_came and said is event
+            if said is not None:
+                events.append(said)
+        if is_as_it_came:
+            return message
         # What a continuation finds cached is not what the client's prompt found cached.
-        num_cached = 0 if stream.request.prior_output_ids else message.num_cached_tokens
+        num_cached = 0 if is_continuation else message.num_cached_tokens
         return replace(message, events=tuple(events), num_cached_tokens=num_cached)
+
+    def _said(self, replica_id: str, event: TokenEvent) -> TokenEvent | None:
+        """All of an event but that its answer was lost, or can't be continued; None when that leaves nothing."""
+        answer = self._answers[event.index]
+        answer.token_ids += event.token_ids
+        if event.error is None:
+            answer.is_over = event.finish_reason is not None
+            return event
+        if event.finish_reason is FinishReason.ERROR and event.error.code == EngineDead.code:
+            self._client.distrust(replica_id)
+            self._go_on(answer, error_from_info(event.error))
+            return replace(event, finish_reason=None, error=None) if event.token_ids else None
+        if event.finish_reason is FinishReason.REJECTED and answer.lost is not None:
+            self._fail(answer.lost)
+            return None
+        answer.is_over = True
+        return event
 
     def _ended_early(self, stream: OpenStream, error: BrimfulError) -> None:
         for answer in [answer for answer in self._answers.values() if answer.stream is stream and not answer.is_over]:
@@ -172,10 +184,3 @@ class ContinuedStream:
     def _fail(self, error: BrimfulError) -> None:
         """The whole request has failed. The first error stays."""
         self._error = self._error or error
-
-
-def _loss(event: TokenEvent) -> BrimfulError | None:
-    """The error of an event that says that the replica's engine is dead."""
-    if event.finish_reason is not FinishReason.ERROR or event.error is None or event.error.code != EngineDead.code:
-        return None
-    return error_from_info(event.error)
