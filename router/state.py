@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from replica.request import LoadReport, StreamMessage
 
 EXPIRE_EVERY_S = 5.0
-SILENT_AFTER_S = 15.0
-"""A replica reports at every step, and once a second without any; a step may take seconds (a long prompt, a CPU)."""
 MAX_SCORED = 64
 MAX_FAVOURITES = 8
 """Of more than `MAX_SCORED` replicas a decision looks at this many prefix favourites and a random sample of the rest:
@@ -129,8 +127,7 @@ class RouterState:
 
     def num_answering(self) -> int:
         """Of those that run, how many aren't known to be dead or silent."""
-        since_s = self._clock() - SILENT_AFTER_S
-        return sum(self.views.answers(replica_id, since_s) for replica_id in self._live or ())
+        return self.views.num_answering(self._live or (), self._clock())
 
     def metrics_addresses(self) -> list[str]:
         """host:port of the metrics of every replica that runs and has told it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 NEVER = float("-inf")
 """When the last believable report came, if none did."""
+
+SILENT_AFTER_S = 15.0
+"""A replica reports at every step, and once a second without any; a step may take seconds (a long prompt, a CPU)."""
 
 MAX_RETIRED_EPOCHS = 8
 """Remembered per replica: a late report is at most seconds old, and an engine isn't replaced that often."""
@@ -75,11 +79,12 @@ class ReplicaViews:
                 replica.seen = SeenReport(replica.seen.report, NEVER)
                 self._changed.add(replica_id)
 
-    def answers(self, replica_id: str, since_s: float) -> bool:
-        """Whether it is believed to live: its last news came after `since_s`, or it is new and hasn't failed yet."""
+    def num_answering(self, replica_ids: Collection[str], now: float) -> int:
+        """How many are believed to live: their last news came lately, or they are new and haven't failed yet."""
         with self._lock:
-            replica = self._replicas.get(replica_id)
-            return replica_id not in self._unheard if replica is None else replica.seen.arrived_at_s >= since_s
+            seen = [replica.seen for name in replica_ids if (replica := self._replicas.get(name)) is not None]
+            num_new = len(set(replica_ids) - self._replicas.keys() - self._unheard)
+        return num_new + sum(now - report.arrived_at_s <= SILENT_AFTER_S for report in seen)
 
     def newest(self) -> dict[str, SeenReport]:
         """The newest report of every replica that has spoken."""
