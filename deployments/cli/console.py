@@ -28,10 +28,11 @@ class Console:
         self._shown_at_s = 0.0
 
     def doing(self, text: str) -> None:
-        """The current work, such as `starting replica 1/2`; its clock goes on while the first two words stay."""
+        """The current work, such as `starting replica 1/2`; its clock goes on while the first two words stay, or the
+        first one where a colon ends it: `simulating: 9 s left`."""
         if text == self._text:
             return
-        if text.split(" ")[:2] != self._text.split(" ")[:2]:
+        if _work(text) != _work(self._text):
             self._since_s = self._clock()
         self._text = text
         self._show()
@@ -58,6 +59,11 @@ class Console:
         else:
             self._out.write(text + "\n")
         self._out.flush()
+
+
+def _work(text: str) -> list[str]:
+    words = text.split(" ")
+    return words[:1] if words[0].endswith(":") else words[:2]
 
 
 class Pause:

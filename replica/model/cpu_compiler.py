@@ -24,6 +24,7 @@ one_team = threading.Lock()
 """To be held around every loop that uses threads: the library's simplest kind of thread team ends the process when two
 callers use it at once."""
 
+_names: set[str] = set()
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered; numbers that aren't finite stay what arithmetic makes of them."""
 
@@ -33,6 +34,12 @@ def compiled(**options: Any) -> Callable[[Loop], Loop]:
     every = {"fastmath": _FAST, "nogil": True, "error_model": "numpy", **options}
 
     def decorate(loop: Loop) -> Loop:
+        name = f"{loop.__module__}.{loop.__qualname__}"
+        if name in _names:
+            raise ValueError(
+                f"{name} is compiled twice: on disk one would take the other's place, whatever the options"
+            )
+        _names.add(name)
         try:
             made: Loop = njit(cache=True, **every)(loop)
         except RuntimeError:  # neither this folder nor the user's cache can be written: compile in every process

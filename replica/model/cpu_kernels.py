@@ -1,65 +1,76 @@
 """Compiled loops for the CPU: what a step does between its matrix products, where a tensor operation apiece would cost
 more in calls and passes over memory than in arithmetic.
 
-All take C-contiguous float32 arrays (except where said) and write into `out`. Numbers that aren't finite pass through
-as arithmetic has it.
+All take C-contiguous float32 arrays (except where said) and write into `out`, by all threads where there is enough to
+do. Numbers that aren't finite pass through as arithmetic has it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import get_num_threads, prange
 
 from replica.model.cpu_compiler import compiled, one_team
+from replica.model.cpu_tiles import exp_all
 
 _MANY = 1 << 16
 """Numbers from which on a second thread pays for being woken."""
-_PARTS = 32
-"""Rows that need scratch memory are computed in so many parts."""
-_LOG2E = np.float32(math.log2(math.e))
-_C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
-_LOWEST = np.float32(-126.0)
+_MANY_SLOTS = 16
+"""The same of slots, which lie anywhere: each is waited for."""
 _GATE_LIMIT = np.float32(87.0)
-_ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
-
-
-@compiled(inline="always")
-def exp(values: Any, powers: Any, count: int, best: Any) -> None:
-    """values[:count] = exp(values - best), for differences of at most 87.
-
-    2^x = 2^n 2^f with n the nearest whole number: the first factor is an exponent field, the second a polynomial of
-    degree 7, exact to a unit in the last place. Loops over plain arithmetic, so that they run in vector registers.
-    """
-    ints = powers.view(np.int32)
-    for at in range(count):
-        power = (values[at] - best) * _LOG2E
-        power = _LOWEST if power < _LOWEST else power
-        whole = np.floor(power + _HALF)
-        f = power - whole
-        ints[at] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-        values[at] = _ONE + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
-    for at in range(count):
-        values[at] *= powers[at]
+_ZERO, _ONE, _MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
 
 
 @compiled()
-def write_slots(cache: Any, new: Any, slot_blocks: Any, slot_places: Any) -> None:
-    """cache[slot_blocks[t], :, slot_places[t]] = new[t]; `new` [T, kv_heads, D]."""
-    for token in range(new.shape[0]):
-        block, place = slot_blocks[token], slot_places[token]
-        for head in range(new.shape[1]):
-            for d in range(new.shape[2]):
-                cache[block, head, place, d] = new[token, head, d]
+def silu_times(count: int, gate: Any, up: Any, line: Any) -> None:
+    """gate[:count] = silu(gate) * up. `line` is scratch of that length; `count` is a multiple of KEYS."""
+    for at in range(count):
+        line[at] = gate[at]
+    exp_all(line, 0, count, _MINUS_ONE, _ZERO)
+    for at in range(count):
+        # Below the limit nothing is left, unless the gate is no finite number: that shows.
+        shown = gate[at] if gate[at] >= -_GATE_LIMIT else gate[at] * _ZERO
+        gate[at] = shown / (_ONE + line[at]) * up[at]
 
 
-def _rms_norm(hidden: Any, weight: Any, eps: Any, out: Any) -> None:
-    """out = hidden / sqrt(mean(hidden^2) + eps) * weight, by row; [T, H]."""
+@compiled()
+def _write_some(keys: Any, values: Any, key: Any, value: Any, blocks: Any, places: Any, first: int, end: int) -> None:
+    for token in range(first, end):
+        block, place = blocks[token], places[token]
+        for head in range(key.shape[1]):
+            for d in range(key.shape[2]):
+                keys[block, head, place, d] = key[token, head, d]
+            for d in range(value.shape[2]):
+                values[block, head, place, d] = value[token, head, d]
+
+
+@compiled(parallel=True)
+def _write_by_all(keys: Any, values: Any, key: Any, value: Any, blocks: Any, places: Any, parts: int) -> None:
+    for part in prange(parts):
+        first, end = len(key) * part // parts, len(key) * (part + 1) // parts
+        _write_some(keys, values, key, value, blocks, places, first, end)
+
+
+@compiled()
+def _write_slots(threads: int, keys: Any, values: Any, key: Any, value: Any, blocks: Any, places: Any) -> None:
+    if len(key) < _MANY_SLOTS:
+        _write_some(keys, values, key, value, blocks, places, 0, len(key))
+    else:
+        _write_by_all(keys, values, key, value, blocks, places, threads)
+
+
+def write_slots(*arrays: Any) -> None:
+    """keys[blocks[t], :, places[t]] = key[t] and values alike; `key` [T, kv_heads, D], `value` [T, kv_heads, Dv]."""
+    with one_team:
+        _write_slots(get_num_threads(), *arrays)
+
+
+@compiled()
+def _norm_some(hidden: Any, weight: Any, eps: Any, out: Any, first: int, end: int) -> None:
     size = hidden.shape[1]
-    for row in prange(hidden.shape[0]):
+    for row in range(first, end):
         square = _ZERO
         for at in range(size):
             square += hidden[row, at] * hidden[row, at]
@@ -68,13 +79,27 @@ def _rms_norm(hidden: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, at] = weight[at] * (hidden[row, at] * scale)
 
 
-def _rotate_heads(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any) -> None:
-    """Cut `qkv` [T, (heads + 2 kv_heads) * D] into `query` [T, heads, D], `key`, `value` [T, kv_heads, D]; rotate the
-    first R numbers of every query and key head, as halves, by `cos`, `sin` [T, R]."""
+@compiled(parallel=True)
+def _norm_by_all(hidden: Any, weight: Any, eps: Any, out: Any, parts: int) -> None:
+    for part in prange(parts):
+        _norm_some(hidden, weight, eps, out, len(hidden) * part // parts, len(hidden) * (part + 1) // parts)
+
+
+@compiled()
+def rms_norm(hidden: Any, weight: Any, eps: Any, threads: int, out: Any) -> None:
+    """out = hidden / sqrt(mean(hidden^2) + eps) * weight, by row; [T, H]."""
+    if hidden.size < _MANY:
+        _norm_some(hidden, weight, eps, out, 0, len(hidden))
+    else:
+        _norm_by_all(hidden, weight, eps, out, threads)
+
+
+@compiled()
+def _rotate_some(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any, first: int, end: int) -> None:
     num_heads, num_kv_heads, size = query.shape[1], key.shape[1], query.shape[2]
     rotated = cos.shape[1]
     half = rotated // 2
-    for row in prange(qkv.shape[0]):
+    for row in range(first, end):
         for head in range(num_heads + num_kv_heads):
             source = qkv[row, head * size : (head + 1) * size]
             target = query[row, head] if head < num_heads else key[row, head - num_heads]
@@ -84,41 +109,24 @@ def _rotate_heads(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any
                 target[half + at] = source[half + at] * cos[row, half + at] + source[at] * sin[row, half + at]
             for at in range(rotated, size):
                 target[at] = source[at]
-        first = (num_heads + num_kv_heads) * size
+        values = (num_heads + num_kv_heads) * size
         for head in range(num_kv_heads):
             for at in range(size):
-                value[row, head, at] = qkv[row, first + head * size + at]
+                value[row, head, at] = qkv[row, values + head * size + at]
 
 
-def _gated(gate_up: Any, out: Any) -> None:
-    """out = silu(gate) * up, where `gate_up` [T, 2 I] holds both side by side."""
-    num_rows, size = out.shape
-    parts = min(num_rows, _PARTS)
+@compiled(parallel=True)
+def _rotate_by_all(qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any, parts: int) -> None:
     for part in prange(parts):
-        line, powers = np.empty(size, np.float32), np.empty(size, np.float32)
-        for row in range(num_rows * part // parts, num_rows * (part + 1) // parts):
-            gate, up, target = gate_up[row, :size], gate_up[row, size:], out[row]
-            for at in range(size):
-                line[at] = _GATE_LIMIT if -gate[at] > _GATE_LIMIT else -gate[at]
-            exp(line, powers, size, _ZERO)
-            for at in range(size):
-                # Below the limit nothing is left, unless the gate is no finite number: that shows.
-                shown = gate[at] if gate[at] >= -_GATE_LIMIT else gate[at] * _ZERO
-                target[at] = shown / (_ONE + line[at]) * up[at]
+        first, end = len(qkv) * part // parts, len(qkv) * (part + 1) // parts
+        _rotate_some(qkv, cos, sin, query, key, value, first, end)
 
 
-class _ByRow:
-    """A loop over rows, by all threads when there is enough to do. The last array is written."""
-
-    def __init__(self, loop: Callable[..., None]) -> None:
-        self._alone, self._together = compiled()(loop), compiled(parallel=True)(loop)
-
-    def __call__(self, rows: Any, *others: Any) -> None:
-        if rows.size < _MANY:
-            self._alone(rows, *others)
-        else:
-            with one_team:
-                self._together(rows, *others)
-
-
-rms_norm, rotate_heads, gated = _ByRow(_rms_norm), _ByRow(_rotate_heads), _ByRow(_gated)
+@compiled()
+def rotate_heads(threads: int, qkv: Any, cos: Any, sin: Any, query: Any, key: Any, value: Any) -> None:
+    """Cut `qkv` [T, (heads + 2 kv_heads) * D] into `query` [T, heads, D], `key`, `value` [T, kv_heads, D]; rotate the
+    first R numbers of every query and key head, as halves, by `cos`, `sin` [T, R]."""
+    if qkv.size < _MANY:
+        _rotate_some(qkv, cos, sin, query, key, value, 0, len(qkv))
+    else:
+        _rotate_by_all(qkv, cos, sin, query, key, value, threads)

@@ -6,6 +6,7 @@ inside compiled loops; arrays are flat, and neither they nor the places in them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,6 +26,13 @@ KEYS = 8
 """Keys that are scored together, and numbers of theirs that are multiplied together."""
 LINE = 16
 """Numbers in a line of the cache."""
+
+_LOG2E = math.log2(math.e)
+_EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(8)]
+"""Of the polynomial for 2^f, |f| <= 1/2: exact to a unit in the last place."""
+_MOST_POWER = 126.0
+_LAST_BITS = 1.5 * 2**23
+"""Added to a whole number, it leaves that in the last bits."""
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
@@ -102,6 +110,37 @@ cache at other[a:], `pace` numbers further each time.
 """
 
 
+def _typed_largest(_: Any, numbers: Any, _n: Any, _count: Any) -> Any:
+    signature = types.float32(numbers, types.int64, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _largest(builder, _start(context, builder, signature, args, 0, 1), args[2])
+
+    return signature, generate
+
+
+largest: Callable[..., Any] = intrinsic(_typed_largest)
+"""(numbers, n, count): the largest of numbers[n : n + count], -inf at least; `count` is a multiple of KEYS. What is no
+number is passed over."""
+
+
+def _typed_exp_all(_: Any, numbers: Any, _n: Any, _count: Any, _scale: Any, _base: Any) -> Any:
+    signature = types.float32(numbers, types.int64, types.int64, types.float32, types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _exp_all(builder, _start(context, builder, signature, args, 0, 1), *args[2:])
+
+    return signature, generate
+
+
+exp_all: Callable[..., Any] = intrinsic(_typed_exp_all)
+"""(numbers, n, count, scale, base): numbers[n : n + count] become exp(scale * number - base); returns their sum.
+
+`count` is a multiple of KEYS. Differences are held between -87 and 87; exact to some units in the last place; what
+is no number stays none.
+"""
+
+
 def _start(context: Any, builder: Any, signature: Any, args: Any, array: int, first: int) -> Any:
     data = context.make_array(signature.args[array])(context, builder, args[array]).data
     return builder.gep(data, [args[first]])
@@ -170,6 +209,66 @@ def _score_keys(
             ]
         scores = _sum_of_shuffles(builder, found[0], found[1], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
         builder.store(scores, builder.bitcast(builder.gep(out, [first]), vector.as_pointer()), align=4)
+
+
+def _largest(builder: Any, numbers: Any, count: Any) -> Any:
+    vector = _vector(KEYS)
+    (most,) = _registers(builder, 1, vector)
+    builder.store(ir.Constant(vector, [float("-inf")] * KEYS), most)
+    with cgutils.for_range_slice(builder, _I64(0), count, _I64(KEYS), inc=True) as (at, _):
+        found = _load(builder, builder.gep(numbers, [at]), vector)
+        builder.store(_select(builder, ">", found, builder.load(most)), most)
+    lanes, half = builder.load(most), KEYS
+    while half > 1:
+        half //= 2
+        other = builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(_I32, KEYS), _folded(half)))
+        lanes = _select(builder, ">", lanes, other)
+    return builder.extract_element(lanes, _I32(0))
+
+
+def _exp_all(builder: Any, numbers: Any, count: Any, scale: Any, base: Any) -> Any:
+    """2^x = 2^n 2^f with n the nearest whole number: the first factor is an exponent field, the second a polynomial."""
+    vector, ints = _vector(KEYS), ir.VectorType(_I32, KEYS)
+
+    def same(number: float) -> Any:
+        return ir.Constant(vector, [number] * KEYS)
+
+    (total,) = _registers(builder, 1, vector)
+    builder.store(same(0.0), total)
+    scales, bases = _everywhere(builder, scale, KEYS), _everywhere(builder, builder.fneg(base), KEYS)
+    fma = _function(builder, f"llvm.fmuladd.v{KEYS}f32", vector, [vector] * 3)
+    with cgutils.for_range_slice(builder, _I64(0), count, _I64(KEYS), inc=True) as (at, _):
+        place = builder.gep(numbers, [at])
+        power = builder.call(fma, [_load(builder, place, vector), scales, bases])
+        power = builder.fmul(power, same(_LOG2E))
+        power = _select(builder, "<", same(_MOST_POWER), _select(builder, ">", same(-_MOST_POWER), power))
+        whole = builder.call(_function(builder, f"llvm.nearbyint.v{KEYS}f32", vector, [vector]), [power])
+        rest = builder.fsub(power, whole)
+        value = same(_EXP2[-1])
+        for factor in reversed(_EXP2[:-1]):
+            value = builder.call(fma, [value, rest, same(factor)])
+        bits = builder.bitcast(builder.fadd(whole, same(_LAST_BITS)), ints)
+        exponent = builder.shl(bits, ir.Constant(ints, [23] * KEYS))
+        two_to_n = builder.add(exponent, ir.Constant(ints, [127 << 23] * KEYS))
+        value = builder.fmul(value, builder.bitcast(two_to_n, vector))
+        builder.store(value, builder.bitcast(place, vector.as_pointer()), align=4)
+        builder.store(builder.fadd(builder.load(total), value), total)
+    lanes, half = builder.load(total), KEYS
+    while half > 1:
+        half //= 2
+        other = builder.shuffle_vector(lanes, lanes, ir.Constant(ints, _folded(half)))
+        lanes = builder.fadd(lanes, other)
+    return builder.extract_element(lanes, _I32(0))
+
+
+def _folded(half: int) -> list[int]:
+    """Lanes after which each of the first `half` lies beside the one that is `half` further."""
+    return [(lane + half) % KEYS for lane in range(KEYS)]
+
+
+def _select(builder: Any, order: str, one: Any, other: Any) -> Any:
+    """`one` where it is more (or less), else `other`: also where one of them is no number."""
+    return builder.select(builder.fcmp_ordered(order, one, other), one, other)
 
 
 def _registers(builder: Any, count: int, vector: Any) -> list[Any]:

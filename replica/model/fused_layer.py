@@ -1,18 +1,13 @@
 """Decoder layers with few calls, for float32 on the CPU: matrix products and what lies between them are our own.
 
 A layer of the common shape (norm, attention, sum, norm, gated MLP, sum) makes about 40 tensor operations as published;
-here it makes 10. Which layers have that shape isn't guessed from names of families: a layer whose parts have the usual
-names is rebuilt, and kept only when it gives the same numbers as the original on a probe.
+here it makes two calls (`cpu_layer.py`) around attention. Which layers have that shape isn't guessed from names of
+families: a layer whose parts have the usual names is rebuilt, and kept only when it gives the same numbers as the
+original on a probe.
 
-    norm                                    compiled
-    q, k, v as one product                  packed weights side by side
-    rotation, cut into q, k, v              compiled
-    attention                               the backend
-    output product + residual               packed weights; sums begin with the residual
-    norm                                    compiled
-    gate and up as one product              packed weights side by side
-    silu(gate) * up                         compiled
-    down product + residual                 as above
+    norm; q, k, v as one product; rotation, cut into q, k, v
+    attention                                                   the backend
+    output product + residual; norm; silu(gate) * up; down product + residual
 """
 
 from __future__ import annotations
@@ -22,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replica.model import cpu_kernels
+from replica.model import cpu_layer, huge_pages
 from replica.model.attention.interface import AttentionCall, attend, attention_step
-from replica.model.linear import PackedWeight, can_pack
+from replica.model.linear import PackedPair, PackedWeight, can_pack
 from replica.model.support import LayerShape, Probe
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -40,7 +36,7 @@ _TOLERANCE = 1e-5
 class FusedLayer(nn.Module):
     """Drop-in for a decoder layer of the common shape. Raises `ValueError` when a part isn't what it should be."""
 
-    def __init__(self, layer: nn.Module, shape: LayerShape) -> None:
+    def __init__(self, layer: nn.Module, shape: LayerShape, scratch: Scratch) -> None:
         super().__init__()
         attention, mlp = _part(layer, "self_attn", nn.Module), _part(layer, "mlp", nn.Module)
         for module, names in ((layer, _LAYER_PARTS), (attention, _ATTENTION_PARTS), (mlp, _MLP_PARTS)):
@@ -54,48 +50,102 @@ class FusedLayer(nn.Module):
             raise ValueError("its attention isn't the usual one")
         self._index = int(attention.layer_idx)
         self._shape = shape
-        self._norms = tuple(_Norm(_part(layer, name, nn.Module)) for name in _NORMS)
-        self._qkv, self._gate_up = PackedWeight(q, k, v), PackedWeight(gate, up)
-        self._o, self._down = PackedWeight(o), PackedWeight(down)
+        norms = [_norm(_part(layer, name, nn.Module)) for name in _NORMS]
+        qkv, o, pair, down = PackedWeight(q, k, v), PackedWeight(o), PackedPair(gate, up), PackedWeight(down)
+        self._before = (*norms[0], qkv.panels, qkv.bias)
+        self._after = (o.panels, o.bias, *norms[1], pair.panels, pair.bias, down.panels, down.bias)
+        self._scratch = scratch
+        self._widths = o.num_outputs, qkv.num_outputs, pair.num_outputs
 
     def forward(
         self, hidden_states: Tensor, *_args: Any, position_embeddings: tuple[Tensor, Tensor], **_kwargs: Any
     ) -> Tensor:
         hidden = hidden_states[0]
-        call = self._rotated(self._qkv(self._norms[0](hidden)), *position_embeddings)
-        hidden = self._o.plus(attend(call).flatten(1), hidden)
-        normed = self._norms[1](hidden)
-        gate_up = self._gate_up(normed)
-        inner = torch.empty(len(hidden), gate_up.shape[1] // 2)
-        cpu_kernels.gated(gate_up.numpy(), inner.numpy())
-        return self._down.plus(inner, hidden).unsqueeze(0)
+        attended = attend(self._before_attention(hidden, position_embeddings))
+        return self._after_attention(attended, hidden).unsqueeze(0)
 
-    def _rotated(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> AttentionCall:
-        shape, num_tokens = self._shape, qkv.shape[0]
-        query = torch.empty(num_tokens, shape.num_heads, shape.head_size)
-        key = torch.empty(num_tokens, shape.num_kv_heads, shape.head_size)
-        value = torch.empty_like(key)
-        arrays = (qkv, cos[0].contiguous(), sin[0].contiguous(), query, key, value)
-        cpu_kernels.rotate_heads(*(array.numpy() for array in arrays))
-        query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        return AttentionCall(self._index, query, key, value, shape.scaling, shape.window)
+    def _before_attention(self, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> AttentionCall:
+        shape, space = self._shape, self._scratch.of(len(hidden), self._widths, self._shape)
+        cpu_layer.before_attention(
+            hidden.numpy(),
+            *self._before,
+            *self._scratch.rotation(position_embeddings),
+            space.normed,
+            space.qkv,
+            *space.heads,
+        )
+        return AttentionCall(self._index, *space.by_head, shape.scaling, shape.window)
 
-
-class _Norm:
-    """A root-mean-square norm; that it is one, with this epsilon, is seen by the probe."""
-
-    def __init__(self, module: nn.Module) -> None:
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        weight = getattr(module, "weight", None)
-        if not isinstance(eps, float) or not isinstance(weight, Tensor) or getattr(module, "bias", None) is not None:
-            raise ValueError("its norm isn't the usual one")
-        self._eps = np.float32(eps)
-        self._weight = weight.detach().float().contiguous().numpy()
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        out = torch.empty_like(hidden)
-        cpu_kernels.rms_norm(hidden.numpy(), self._weight, self._eps, out.numpy())
+    def _after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        space, out = self._scratch.of(len(hidden), self._widths, self._shape), torch.empty_like(hidden)
+        cpu_layer.after_attention(
+            attended.flatten(1).numpy(), hidden.numpy(), *self._after, space.normed, space.inner, out.numpy()
+        )
         return out
+
+
+def _norm(module: nn.Module) -> tuple[NDArray[np.float32], np.float32]:
+    """Weight and epsilon of a root-mean-square norm; that it is one, with this epsilon, is seen by the probe."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if not isinstance(eps, float) or not isinstance(weight, Tensor) or getattr(module, "bias", None) is not None:
+        raise ValueError("its norm isn't the usual one")
+    return weight.detach().float().contiguous().numpy(), np.float32(eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Arrays between the products of a layer, [T, ...]; `heads` and `by_head` are q, k, v, by token and by head."""
+
+    normed: NDArray[np.float32]
+    qkv: NDArray[np.float32]
+    inner: NDArray[np.float32]
+    heads: tuple[NDArray[np.float32], ...]
+    by_head: tuple[Tensor, Tensor, Tensor]
+
+
+class Scratch:
+    """What all layers of a model write into one after the other: its steps are computed one at a time."""
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.float32] = huge_pages.empty(0)
+        self._made_for: tuple[Any, ...] = ()
+        self._space: _Space | None = None
+        self._position_embeddings: tuple[Tensor, Tensor] | None = None
+        self._rotation: tuple[NDArray[np.float32], ...] = ()
+
+    def of(self, num_tokens: int, widths: tuple[int, int, int], shape: LayerShape) -> _Space:
+        """`widths`: of a hidden state, of q, k and v side by side, of the MLP."""
+        wanted = num_tokens, widths, shape.num_heads, shape.num_kv_heads
+        if self._space is None or self._made_for != wanted:
+            self._made_for, self._space = wanted, self._make(num_tokens, widths, shape)
+        return self._space
+
+    def _make(self, num_tokens: int, widths: tuple[int, int, int], shape: LayerShape) -> _Space:
+        hidden, qkv, inner = widths
+        sizes = [num_tokens * width for width in (hidden, qkv, inner, qkv)]
+        if sum(sizes) > len(self._memory):
+            self._memory = huge_pages.empty(sum(sizes))
+        normed, joint, gated, cut, _ = np.split(self._memory, np.cumsum(sizes))
+        kv = num_tokens * shape.num_kv_heads * shape.head_size
+        heads = tuple(
+            some.reshape(num_tokens, -1, shape.head_size) for some in np.split(cut, [len(cut) - 2 * kv, len(cut) - kv])
+        )
+        query, key, value = (torch.from_numpy(some).transpose(0, 1) for some in heads)
+        return _Space(
+            normed=normed.reshape(num_tokens, hidden),
+            qkv=joint.reshape(num_tokens, qkv),
+            inner=gated.reshape(num_tokens, inner),
+            heads=heads,
+            by_head=(query, key, value),
+        )
+
+    def rotation(self, position_embeddings: tuple[Tensor, Tensor]) -> tuple[NDArray[np.float32], ...]:
+        """Cosines and sines [T, R]. All layers of a step are given the same ones."""
+        if self._position_embeddings is not position_embeddings:
+            self._position_embeddings = position_embeddings
+            self._rotation = tuple(table[0].contiguous().numpy() for table in position_embeddings)
+        return self._rotation
 
 
 def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe) -> int:
@@ -119,9 +169,10 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe) 
     finally:
         for hook in hooks:
             hook.remove()
-    replaced = 0
-    for parent, name, child in places:
-        fused = _fused(child, shapes, calls[child], probe)
+    replaced, scratch = 0, Scratch()
+    while places:  # given up one by one: what was rebuilt needs its original weights no longer
+        parent, name, child = places.pop()
+        fused = _fused(child, shapes, scratch, calls.pop(child), probe) if child in calls else None
         if fused is not None:
             setattr(parent, name, fused)
             replaced += 1
@@ -137,10 +188,12 @@ class _Call:
     output: Any
 
 
-def _fused(layer: nn.Module, shapes: list[LayerShape], call: _Call, probe: Probe) -> FusedLayer | None:
+def _fused(
+    layer: nn.Module, shapes: list[LayerShape], scratch: Scratch, call: _Call, probe: Probe
+) -> FusedLayer | None:
     """The layer rebuilt, or None when it isn't the common one."""
     try:
-        fused = FusedLayer(layer, shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)])
+        fused = FusedLayer(layer, shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)], scratch)
         with attention_step(probe.step()):
             found = fused(*call.args, **call.kwargs)
     except (ValueError, TypeError, AttributeError, IndexError):

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from replica.model import huge_pages
 from replica.model.support import LayerShape
 
 
@@ -39,7 +40,11 @@ class KVCache:
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def allocate(layer: LayerShape, size: int) -> Tensor:
-            return torch.empty(num_blocks, layer.num_kv_heads, block_size, size, dtype=dtype, device=device)
+            shape = num_blocks, layer.num_kv_heads, block_size, size
+            if device.type == "cpu" and dtype == torch.float32:
+                # Written once: pages that can't be had are missed now, not by some request.
+                return torch.from_numpy(huge_pages.empty(*shape)).zero_()
+            return torch.empty(*shape, dtype=dtype, device=device)
 
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from replica.model import cpu_product
@@ -13,32 +15,35 @@ _MIN_WEIGHTS = 64 * 64
 
 
 class PackedWeight:
-    """Linears of the same input as one product, their outputs side by side. `hidden` is [..., in].
+    """Linears of the same input as one product, their outputs side by side.
 
     Raises `ValueError` when only some have a bias.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
-        biases: list[Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        if len(biases) not in (0, len(linears)):
-            raise ValueError("only some have a bias")
-        self._num_outputs = sum(linear.out_features for linear in linears)
-        self._panels = cpu_product.pack([linear.weight.detach().numpy() for linear in linears])
-        self._bias = cpu_product.pack_bias(torch.cat(biases).numpy() if biases else None, self._panels)
+        self.num_outputs = sum(linear.out_features for linear in linears)
+        self.panels = cpu_product.pack([linear.weight.detach().numpy() for linear in linears])
+        biases = _biases(*linears)
+        self.bias = cpu_product.pack_bias(np.concatenate(biases) if biases else None, len(self.panels))
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._product(hidden, cpu_product.NOTHING)
 
-    def plus(self, hidden: Tensor, other: Tensor) -> Tensor:
-        """The product plus `other`, which has its shape."""
-        return self._product(hidden, other.reshape(-1, self._num_outputs).contiguous().numpy())
+class PackedPair:
+    """A gate and what it lets through, by turns. Raises `ValueError` when only one has a bias."""
 
-    def _product(self, hidden: Tensor, other: Any) -> Tensor:
-        rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
-        out = torch.empty(len(rows), self._num_outputs)
-        if len(rows):
-            cpu_product.product(rows.numpy(), self._panels, self._bias, other, out.numpy())
-        return out.view(*hidden.shape[:-1], self._num_outputs)
+    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
+        if gate.weight.shape != up.weight.shape:
+            raise ValueError("they aren't of one shape")
+        self.num_outputs = gate.out_features
+        self.panels = cpu_product.pack_pairs(gate.weight.detach().numpy(), up.weight.detach().numpy())
+        self.bias = cpu_product.pack_pair_biases(len(self.panels), *_biases(gate, up))
+
+
+def _biases(*linears: nn.Linear) -> list[NDArray[np.float32]]:
+    """Of all, or none."""
+    biases: list[NDArray[np.float32]] = [linear.bias.detach().numpy() for linear in linears if linear.bias is not None]
+    if len(biases) not in (0, len(linears)):
+        raise ValueError("only some have a bias")
+    return biases
 
 
 class PackedLinear(nn.Module):
@@ -53,7 +58,11 @@ class PackedLinear(nn.Module):
         self._packed = PackedWeight(linear)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._packed(hidden)
+        rows = hidden.reshape(-1, self.in_features).contiguous()
+        out = torch.empty(len(rows), self.out_features)
+        if len(rows):
+            cpu_product.run_product(rows.numpy(), self._packed.panels, self._packed.bias, out.numpy())
+        return out.view(*hidden.shape[:-1], self.out_features)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -52,15 +52,8 @@ _MODULES = (
 )
 """What the end of a module's name says of its part; the first that fits."""
 
-_FUSED_PARTS = (
-    ("_norms", "norm"),
-    ("_qkv", "qkv"),
-    ("_rotated", "rope"),
-    ("_o", "o"),
-    ("_gate_up", "mlp"),
-    ("_down", "mlp"),
-)
-"""Attributes of a `FusedLayer`, and their parts."""
+_FUSED_PARTS = (("_before_attention", "qkv"), ("_after_attention", "mlp"))
+"""Methods of a `FusedLayer` and their parts; they hold norm and rotation, and output product and norm, too."""
 
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "plan", "plan"),
@@ -72,7 +65,6 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (InFlight, "result", "sampling"),
     (KVCache, "write", "kv write"),
     (cpu_kernels, "write_slots", "kv write"),
-    (cpu_kernels, "gated", "mlp"),
 )
 
 
@@ -221,12 +213,8 @@ def _watch_module(stack: ExitStack, spans: Spans, module: nn.Module, part: str) 
 def _watch_fused(stack: ExitStack, spans: Spans, layer: FusedLayer) -> None:
     """A fused layer has no modules of its own to watch, but parts under the names of what they compute."""
     for name, part in _FUSED_PARTS:
-        inner = getattr(layer, name)
-        watched: Any = _Watched(inner, spans, part)
-        if isinstance(inner, tuple):
-            watched = tuple(_Watched(one, spans, part) for one in inner)
-        stack.callback(setattr, layer, name, inner)
-        setattr(layer, name, watched)
+        setattr(layer, name, _with_span(spans, part, getattr(layer, name)))
+        stack.callback(delattr, layer, name)
 
 
 class _Watched:

@@ -1,4 +1,4 @@
-"""Attention over gathered blocks with PyTorch's fused kernel: any device, and the default on the CPU.
+"""Attention over gathered blocks with PyTorch's fused kernel: any device, precision and layer.
 
 Rows with one token (decodes) are computed together: they are grouped by how many blocks they need, rounded up so
 that padding is at most a quarter; each group's blocks are gathered by one `index_select` and attended in one call, all
@@ -68,17 +68,6 @@ class GatherStep:
         for chunk in chunks:
             out[chunk.first : chunk.last] = self._attend_chunk(call, chunk)
         return out
-
-    def attend_row(self, call: AttentionCall, row: int) -> Tensor:
-        """One row of several tokens, whose K and V are in the cache already: [Q, heads, Dv]."""
-        return self._attend_chunk(call, self._chunk(row, call.window, call.key.shape[0]))
-
-    def context(self, call: AttentionCall, row: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """The first `num_keys` positions of a row as they are in the cache: K and V [kv_heads, num_keys, D]."""
-        num_blocks = -(-num_keys // self._layout.block_size)
-        index = _gather_index(np.array([self._layout.block_tables[row][:num_blocks]]), call.key.shape[0])
-        key = _gather(self._cache.keys[call.layer], index)[0, :, :num_keys]
-        return key, _gather(self._cache.values[call.layer], index)[0, :, :num_keys]
 
     def _attend_decodes(self, call: AttentionCall, group: _DecodeGroup) -> Tensor:
         num_kv_heads = call.key.shape[0]

@@ -44,8 +44,12 @@ def test_the_clock_goes_on_while_the_work_is_the_same() -> None:
     console.doing("starting replica 2/2")
     clock.now_s += 1
     console.doing("waiting for a first token")
+    console.doing("simulating: 9 s left")
+    clock.now_s += 2
+    console.doing("simulating: 7 s left")
     assert out.getvalue() == (
         "    0 s  starting replica 1/2\n    7 s  starting replica 2/2\n    0 s  waiting for a first token\n"
+        "    0 s  simulating: 9 s left\n    2 s  simulating: 7 s left\n"
     )
 
 

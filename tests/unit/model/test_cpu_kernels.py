@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from replica.model import cpu_attention, cpu_kernels
+from replica.model.cpu_tiles import KEYS
 
 _ROWS = (1, 3, 700)  # the last by all threads
 
@@ -19,23 +20,30 @@ _ROWS = (1, 3, 700)  # the last by all threads
 def test_the_norm_is_the_root_mean_square_norm(rows: int) -> None:
     torch.manual_seed(1)
     hidden, weight, found = torch.randn(rows, 96) * 30, torch.randn(96), torch.empty(rows, 96)
-    cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), np.float32(1e-5), found.numpy())
+    cpu_kernels.rms_norm(hidden.numpy(), weight.numpy(), np.float32(1e-5), 2, found.numpy())
     torch.testing.assert_close(found, functional.rms_norm(hidden, (96,), weight, 1e-5), atol=1e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("rows", _ROWS)
 def test_the_gate_is_silu_times_up(rows: int) -> None:
     torch.manual_seed(2)
-    gate_up, found = torch.randn(rows, 192) * 10, torch.empty(rows, 96)
-    cpu_kernels.gated(gate_up.numpy(), found.numpy())
-    torch.testing.assert_close(found, functional.silu(gate_up[:, :96]) * gate_up[:, 96:], atol=1e-6, rtol=2e-6)
+    gate, up = torch.randn(rows) * 10, torch.randn(rows) * 10
+    found = _gated(gate, up)
+    torch.testing.assert_close(found, functional.silu(gate) * up, atol=1e-6, rtol=2e-6)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Whole vectors are computed."""
+    whole = functional.pad(torch.stack([gate, up]), (0, -len(gate) % KEYS))
+    line = np.empty(whole.shape[1], dtype=np.float32)
+    cpu_kernels.silu_times(len(line), whole[0].numpy(), whole[1].numpy(), line)
+    return whole[0, : len(gate)]
 
 
 @given(gate=st.floats(width=32), up=st.floats(width=32))
 @settings(max_examples=300)
 def test_a_gate_of_any_number_is_what_silu_makes_of_it(gate: float, up: float) -> None:
-    found = torch.empty(1, 1)
-    cpu_kernels.gated(np.array([[gate, up]], dtype=np.float32), found.numpy())
+    found = _gated(torch.tensor([gate]), torch.tensor([up]))
     # The activation may be off by a millionth of itself or, where next to nothing is left of it, by 1e-36.
     activation = functional.silu(torch.tensor(gate)).item()
     wanted = activation * up
@@ -53,7 +61,8 @@ def test_heads_are_cut_apart_and_rotated_by_halves(rows: int, rotated: int) -> N
     num_heads, num_kv_heads, size = 4, 2, 16
     qkv, cos, sin = torch.randn(rows, 8 * size), torch.randn(rows, rotated), torch.randn(rows, rotated)
     query, key, value = (torch.empty(rows, heads, size) for heads in (num_heads, num_kv_heads, num_kv_heads))
-    cpu_kernels.rotate_heads(*(array.numpy() for array in (qkv, cos, sin, query, key, value)))
+    arrays = [array.numpy() for array in (qkv, cos, sin, query, key, value)]
+    cpu_kernels.rotate_heads(2, *arrays)
     heads = qkv.view(rows, 8, size)
     torch.testing.assert_close(query, _rotate(heads[:, :4], cos, sin), atol=1e-6, rtol=2e-6)
     torch.testing.assert_close(key, _rotate(heads[:, 4:6], cos, sin), atol=1e-6, rtol=2e-6)

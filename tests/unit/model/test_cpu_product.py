@@ -21,8 +21,8 @@ def _numbers(*shape: int, seed: int = 0) -> Array:
 def _product(hidden: Array, weights: Array, bias: Array | None, other: Array, parts: int) -> Array:
     panels = cpu_product.pack([weights])
     out = np.full((len(hidden), len(weights)), np.nan, dtype=np.float32)
-    zeros = np.zeros(WIDTH, dtype=np.float32)
-    cpu_product._product(hidden, panels, cpu_product.pack_bias(bias, panels), other, zeros, parts, out)
+    packed_bias = cpu_product.pack_bias(bias, len(panels))
+    cpu_product.product(hidden, panels, packed_bias, other, cpu_product.ZEROS, parts, out)
     return out
 
 
@@ -44,6 +44,42 @@ def test_a_product_is_numpys(
     wanted = hidden.astype(np.float64) @ weights.T.astype(np.float64)
     wanted += (0 if bias is None else bias) + (other if has_other else 0)
     np.testing.assert_allclose(_product(hidden, weights, bias, other, parts), wanted, atol=2e-5)
+
+
+@given(
+    num_rows=st.integers(1, 3 * ROWS + 1),
+    num_inputs=st.integers(1, 40),
+    num_outputs=st.integers(1, 3 * WIDTH + 3),
+    parts=st.integers(1, 9),
+    has_bias=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_gated_product_is_silu_of_one_times_the_other(
+    num_rows: int, num_inputs: int, num_outputs: int, parts: int, has_bias: bool
+) -> None:
+    hidden, gate, up = (
+        _numbers(num_rows, num_inputs),
+        _numbers(num_outputs, num_inputs),
+        _numbers(num_outputs, num_inputs, seed=1),
+    )
+    biases = [_numbers(num_outputs, seed=seed) if has_bias else None for seed in (2, 3)]
+    panels = cpu_product.pack_pairs(gate, up)
+    found = np.full((num_rows, num_outputs), np.nan, dtype=np.float32)
+    bias = cpu_product.pack_pair_biases(len(panels), *biases)
+    cpu_product.gated_product(hidden, panels, bias, cpu_product.ZEROS, parts, found)
+    one, other = (
+        hidden.astype(np.float64) @ weights.T + (0 if extra is None else extra)
+        for weights, extra in zip((gate, up), biases, strict=True)
+    )
+    np.testing.assert_allclose(found, one / (1 + np.exp(-one)) * other, atol=5e-5, rtol=1e-5)
+
+
+def test_a_sum_may_be_written_over_what_is_added() -> None:
+    hidden, weights, other = _numbers(9, 32), _numbers(20, 32, seed=1), _numbers(9, 20, seed=2)
+    wanted = _product(hidden, weights, None, other, 2)
+    panels = cpu_product.pack([weights])
+    cpu_product.product(hidden, panels, cpu_product.pack_bias(None, 0), other, cpu_product.ZEROS, 2, other)
+    assert np.array_equal(other, wanted)
 
 
 def test_rows_that_fill_more_than_the_second_level_cache_are_computed_by_blocks() -> None:

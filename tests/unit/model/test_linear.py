@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from replica.model.linear import PackedLinear, PackedWeight, pack_linears
+from replica.model.linear import PackedLinear, PackedPair, PackedWeight, pack_linears
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -20,24 +20,16 @@ def test_packed_products_equal_plain_ones_at_every_row_count(bias: bool) -> None
     assert packed(torch.empty(1, 0, 96)).shape == (1, 0, 160)
 
 
-@pytest.mark.parametrize("rows", [1, 4, 7, 40, 256])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("widths", [(96,), (64, 32), (64, 16, 16)])
-def test_linears_side_by_side_equal_each_alone_and_may_add_a_sum(
-    widths: tuple[int, ...], bias: bool, rows: int
-) -> None:
-    torch.manual_seed(1)
-    linears = [nn.Linear(48, width, bias=bias).requires_grad_(False) for width in widths]
-    hidden, other = torch.randn(rows, 48), torch.randn(rows, 96)
-    wanted = torch.cat([linear(hidden) for linear in linears], dim=-1)
-    weight = PackedWeight(*linears)
-    torch.testing.assert_close(weight(hidden), wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(weight.plus(hidden, other), wanted + other, atol=1e-5, rtol=1e-5)
-
-
 def test_linears_of_which_only_some_have_a_bias_are_refused() -> None:
     with pytest.raises(ValueError, match="only some have a bias"):
         PackedWeight(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+    with pytest.raises(ValueError, match="only some have a bias"):
+        PackedPair(nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
+
+
+def test_a_pair_of_different_shapes_is_refused() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        PackedPair(nn.Linear(8, 16), nn.Linear(8, 32))
 
 
 def test_tied_weights_stay_tied_and_other_layers_stay_as_they_are() -> None:
