@@ -12,6 +12,7 @@ from replica.config import SchedulerConfig
 from replica.errors import EngineDead
 from replica.request import FinishReason, StreamMessage, TokenEvent
 from tests.unit.deployments.generation_site import TAKEN, asked, failed, site, token
+from tests.unit.deployments.lease_parts import refusal
 from tests.unit.router.loads import report
 
 
@@ -81,6 +82,24 @@ async def test_a_replica_that_is_lost_costs_the_client_nothing(chat: bool, strea
     route = "/v1/chat/completions" if chat else "/v1/completions"
     assert here.count("http_continuations_total", route=route) == 1
     assert here.count("http_stream_errors_total", route=route) == 0
+    await here.quiet()
+
+
+@pytest.mark.parametrize(("wait_s", "asks_again"), [(0.0, False), (15.0, True)])
+async def test_an_answer_that_nobody_continues_at_once_waits_as_long_as_it_may(wait_s: float, asks_again: bool) -> None:
+    here = site(continuation_wait_s=wait_s)
+    exchange = await here.send(asked(stream=True))
+    request_id = await here.called()
+    here.client.say(request_id, TAKEN, token("Par"), EngineDead("gone"))
+    while len(here.client.requests) < 2:
+        await asyncio.sleep(0)
+    here.client.say(f"{request_id}~0.1", refusal("r0", "queue_full"))
+    if asks_again:
+        while len(here.client.requests) < 3:
+            await asyncio.sleep(0.01)
+        here.client.say(f"{request_id}~0.1", TAKEN, token("is", FinishReason.STOP), None)
+    await exchange.end()
+    assert (b"engine_dead" in exchange.body, b"[DONE]" in exchange.body) == (not asks_again, asks_again)
     await here.quiet()
 
 
