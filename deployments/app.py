@@ -32,7 +32,8 @@ EXPIRE_AFTER_S = 300.0
 EXPIRE_MARGIN_S = 240.0
 # On top of the drain limit: closing the engine and its process.
 SHUTDOWN_MARGIN_S = 5.0
-# An ingress outlives its replicas, so that streams which the drain limit cuts off get their error event.
+# An ingress outlives its replicas, so that streams which the drain limit cuts off get their error event; such a stream
+# may wait for another replica first.
 INGRESS_MARGIN_S = 10.0
 
 
@@ -45,7 +46,7 @@ def build(args: dict[str, Any] | AppConfig) -> serve.Application:
         name="ingress",
         num_replicas=config.ingress.num_replicas,
         ray_actor_options={"num_cpus": 0},
-        **_life_cycle(config, INGRESS_MARGIN_S),
+        **_life_cycle(config, INGRESS_MARGIN_S + config.ingress.continuation_wait_s),
     )(serve.ingress()(Ingress))
     return ingress.bind(config, machine, *replicas)
 

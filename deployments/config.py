@@ -1,4 +1,4 @@
-"""The one configuration tree and its one loader: flags, a YAML file and `serve deploy` all end in `AppConfig`.
+"""The one configuration tree: flags, a YAML file (`serve_file.py`) and `serve deploy` all end in `AppConfig`.
 
     ServeConfig            a Serve config file, the format of `serve deploy`
     |- http                where Serve listens (`http_options` of the file)
@@ -19,7 +19,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.machine import Machine
@@ -184,6 +183,8 @@ class IngressSettings(Settings):
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body, bytes")
     body_timeout_s: float = Field(default=30.0, gt=0, description="a body must have arrived after, seconds")
     max_in_flight: int = Field(default=2048, ge=1, description="requests one ingress process works on at once")
+    max_continuations: int = Field(default=2, ge=0, le=8, description="replicas an answer may lose and still go on")
+    continuation_wait_s: float = Field(default=15.0, ge=0, le=600, description="for another replica at most, seconds")
     limits_from: Literal["this-machine", "anywhere", "nowhere"] = Field(
         default="this-machine", description="clients that may change limits (POST /limits)"
     )
@@ -290,39 +291,6 @@ class ServeConfig(Settings):
         }
         http = self.http.model_dump()
         return {"http_options": http, "proxy_location": self.proxy_location, "applications": [application]}
-
-
-class _ServeApplication(Settings):
-    name: Literal["brimful"] = "brimful"
-    route_prefix: Literal["/"] = "/"
-    import_path: Literal["deployments.app:build"]
-    args: dict[str, Any] = {}
-
-
-class _ServeFile(Settings):
-    http_options: HttpSettings = HttpSettings()
-    proxy_location: ProxyLocation = "EveryNode"
-    applications: tuple[_ServeApplication] = Field(min_length=1, strict=False)
-
-
-def load_serve_config(path: Path) -> ServeConfig:
-    """Read a Serve config file. What `brimful serve` would not apply (runtime_env, overrides) is refused by name.
-
-    Raises `SettingError` naming the setting's path in the file, or the file where it isn't readable as YAML.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).replace(' in "<unicode string>",', " at").split())
-        raise SettingError("config", str(path), f"a readable YAML file ({reason})") from None
-    if not isinstance(content, dict):
-        found = "it is empty" if content is None else f"it holds {content!r:.60}"
-        raise SettingError(
-            "config", str(path), f"the file must be a mapping with http_options and applications; {found}"
-        )
-    file = _ServeFile.checked(content)
-    app = AppConfig.parse(file.applications[0].args, path="applications[0].args.")
-    return ServeConfig(http=file.http_options, proxy_location=file.proxy_location, app=app)
 
 
 def _only(values: dict[str, Any], kind: type[Any], but: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class EdgeMetrics:
                 metrics.inc("http_requests", 0, route=route, status=status)
             metrics.inc("http_client_disconnects", 0, route=route)
             metrics.inc("http_stream_errors", 0, route=route)
+            metrics.inc("http_continuations", 0, route=route)
         for reason in REJECTION_REASONS:
             metrics.inc("admission_rejections", 0, reason=reason)
 
@@ -35,6 +36,10 @@ class EdgeMetrics:
     def stream_failed(self, route: str) -> None:
         """A stream ended in an error event after its 200."""
         self._metrics.inc("http_stream_errors", route=route)
+
+    def continued(self, route: str) -> None:
+        """An answer lost its replica and was sent on to another one."""
+        self._metrics.inc("http_continuations", route=route)
 
     def rejected(self, reason: str) -> None:
         """Refused before anything was tokenized; one of `REJECTION_REASONS`."""

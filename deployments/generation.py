@@ -4,7 +4,8 @@
     -> wait for the first token -> 200, then either one JSON body or server-sent events -> close, leave
 
 Each step refuses before the next one costs anything. What is known before the first token is an HTTP status; what
-goes wrong later is one error event, and then the stream ends. A client that leaves at any point ends the work: the
+goes wrong later is one error event, and then the stream ends. A replica that is lost is no such thing: others continue
+its answers, and the client doesn't notice (`continued_stream.py`). A client that leaves at any point ends the work: the
 endpoint listens for that itself, because the cancellation that Serve sends may come late or not at all.
 
 It is an ASGI application, not a function that returns a response, so that one `with` block spans the answer's whole
@@ -20,6 +21,7 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
@@ -27,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 from deployments import openai_prompts, openai_schema, sse
 from deployments.admission import InFlight, check_queues
 from deployments.config import IngressSettings
+from deployments.continued_stream import Continuing
 from deployments.edge_metrics import CLIENT_LEFT, EdgeMetrics
 from deployments.error_map import http_error
 from deployments.http_body import ClientLeft, client_left, read_body
@@ -88,6 +91,11 @@ class GenerationEndpoint:
         self._route = ROUTES[kind]
         self._models = models
         self._edge = edge
+        self._continuing = Continuing(
+            edge.settings.max_continuations,
+            edge.settings.continuation_wait_s,
+            partial(edge.metrics.continued, self._route),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = time.monotonic()
@@ -139,7 +147,7 @@ class GenerationEndpoint:
             prompt_tokens=tuple(len(request.prompt_ids) for request in requests),
             include_usage=parsed.include_usage,
         )
-        with OpenCall(self._edge.leases, model.client, requests) as call:
+        with OpenCall(self._edge.leases, model.client, requests, self._continuing) as call:
             await (self._stream(call, answer, reply) if parsed.stream else self._whole(call, answer, reply))
 
     async def _whole(self, call: OpenCall, answer: Answer, reply: Reply) -> None:

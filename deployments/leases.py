@@ -10,10 +10,11 @@ Ray's cancellation is a hint that can get lost, so nothing here depends on it:
   that it wasn't told of for its `lease_timeout_s`: that covers aborts that got lost and ingress processes that died.
 - It holds the other way round too. A replica that doesn't answer a renewal is told to the router, which prefers others
   from then on; if it sent no message for `move_after_s` either, requests sent there that it hasn't taken move to
-  another. One that neither sent a message nor answered for `lost_after_s` is taken for dead: its streams end with
-  `EngineDead`. Requests that could be sent to nobody within `accept_s` end with `Unavailable`, and so do at once those
-  of a model that has no replica left: nothing ever hangs. A request that a replica has not taken yet waits for the end
-  of the engine's step, however long that is, while the replica answers; it watches over its engine itself.
+  another, and streams that another can continue end here with `EngineDead` (see `continued_stream.py`). One that
+  neither sent a message nor answered for `lost_after_s` is taken for dead: all its streams end so. Requests that could
+  be sent to nobody within `accept_s` end with `Unavailable`, and so do at once those of a model that has no replica
+  left: nothing ever hangs. A request that a replica has not taken yet waits for the end of the engine's step, however
+  long that is, while the replica answers; it watches over its engine itself.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from typing import Any
 
 from deployments.model_client import ModelClient
 from deployments.open_stream import OpenStream
-from replica.errors import BrimfulError, EngineDead, EngineFailure, QueueFull, Unavailable, error_from_info
-from replica.request import GenerationRequest, StreamMessage
+from deployments.stream_pump import RETRY_AFTER_S, StreamPump, no_replica, silent
+from replica.errors import BrimfulError, Unavailable
+from replica.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 5.0
 STOOD_STILL_S = 3.0
 """A renewal is given up sooner. One that took longer says that this process stood still, and nothing of the replica."""
 ABORT_ATTEMPTS = 2
@@ -48,6 +49,7 @@ class Leases:
         move_after_s: float = 1.5,
         lost_after_s: float = 5.0,
         accept_s: float = 10.0,
+        retry_s: float = 0.25,
     ) -> None:
         self.lease = lease
         self._clock = clock
@@ -55,6 +57,7 @@ class Leases:
         self._move_after_s = move_after_s
         self._lost_after_s = lost_after_s
         self._accept_s = accept_s
+        self._pump = StreamPump(clock, self._heard, retry_s)
         self._streams: dict[str, OpenStream] = {}
         self._heard_at_s: dict[str, float] = {}
         self._renewing: set[str] = set()
@@ -68,13 +71,41 @@ class Leases:
         """Pumps, aborts and renewals under way, those of closed streams included."""
         return len(self._tasks)
 
-    def open(self, client: ModelClient, request: GenerationRequest, news: asyncio.Event | None = None) -> OpenStream:
+    def open(
+        self,
+        client: ModelClient,
+        request: GenerationRequest,
+        news: asyncio.Event | None = None,
+        *,
+        can_continue: bool = False,
+    ) -> OpenStream:
         """Send a request; whoever opens must `close`. Raises `Unavailable` when the model has no running replica."""
         if client.num_replicas() == 0:
             raise no_replica()
-        stream = OpenStream(client, request, self._clock(), news)
-        self._streams[request.request_id] = stream
-        stream.pump = self._in_background(self._pump(stream))
+        return self._started(OpenStream(client, request, self._clock(), news, can_continue=can_continue))
+
+    def open_patiently(
+        self,
+        client: ModelClient,
+        request: GenerationRequest,
+        news: asyncio.Event,
+        *,
+        exclude: tuple[str, ...],
+        wait_s: float,
+        can_continue: bool,
+    ) -> OpenStream:
+        """As `open`, but for `wait_s` it is offered again and again, also when no replica runs now: one that refuses
+        may have room by then, and another may be started. Those of `exclude` are asked only when there is no other."""
+        now = self._clock()
+        return self._started(
+            OpenStream(
+                client, request, now, news, exclude=exclude, wait_until_s=now + wait_s, can_continue=can_continue
+            )
+        )
+
+    def _started(self, stream: OpenStream) -> OpenStream:
+        self._streams[stream.request.request_id] = stream
+        stream.pump = self._in_background(self._pump.run(stream))
         return stream
 
     def close(self, stream: OpenStream) -> None:
@@ -94,9 +125,9 @@ class Leases:
             replica_id = _holder(stream)
             if replica_id is not None:
                 by_replica.setdefault(replica_id, []).append(stream)
-            elif stream.client.num_replicas() == 0:
+            elif stream.wait_until_s is None and stream.client.num_replicas() == 0:
                 stream.fail(no_replica())
-            elif now - stream.sent_at_s > self._accept_s:
+            elif now > (stream.sent_at_s + self._accept_s if stream.wait_until_s is None else stream.wait_until_s):
                 stream.fail(Unavailable("no replica took the request in time", retry_after_s=RETRY_AFTER_S))
         self._heard_at_s = {replica_id: self._heard_at_s.get(replica_id, now) for replica_id in by_replica}
         due = [(replica_id, streams) for replica_id, streams in by_replica.items() if replica_id not in self._renewing]
@@ -123,57 +154,15 @@ class Leases:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _pump(self, stream: OpenStream) -> None:
-        """Read the replica's messages. One that refuses, dies or falls silent before it took the request: another is
-        tried, once."""
-        try:
-            try:
-                await self._read_replica(stream, exclude=())
-            except _NotTaken as refusal:
-                error = refusal.error
-                if stream.closed or stream.client.num_replicas() <= len(refusal.by):
-                    raise error from None
-                logger.warning("request %s: %s; trying another replica", stream.request.request_id, error)
-                stream.may_move, stream.sent_at_s = False, self._clock()
-                await self._read_replica(stream, exclude=refusal.by, last=True)
-            if not stream.finished:
-                stream.fail(EngineFailure("the replica ended the stream before its end"))
-        except BrimfulError as error:
-            stream.fail(error)
-        except Exception:
-            logger.exception("request %s: reading its stream failed", stream.request.request_id)
-            stream.fail(EngineFailure("the request failed inside the service"))
-        finally:
-            stream.known.set()
-            stream.client.forget(stream.request.request_id)
-
-    async def _read_replica(self, stream: OpenStream, exclude: tuple[str, ...], last: bool = False) -> None:
-        """Hand over what one replica says. Unless it is the `last` try, a refusal raises `_NotTaken` instead."""
-        try:
-            async for message in stream.client.generate(stream.request, exclude):
-                refusal = None if last or stream.replica_id is not None else _refusal(message)
-                if refusal is not None:
-                    raise _NotTaken(refusal, (message.replica_id,))
-                self._heard_at_s[message.replica_id] = self._clock()
-                stream.take(message)
-        except (EngineDead, Unavailable) as error:
-            if last or stream.replica_id is not None:
-                raise
-            raise _NotTaken(error, ()) from error
-        except asyncio.CancelledError:
-            if stream.left is None or stream.closed:
-                raise
-            pump = asyncio.current_task()
-            assert pump is not None
-            pump.uncancel()
-            raise _NotTaken(silent(), (stream.left,)) from None
+    def _heard(self, replica_id: str) -> None:
+        self._heard_at_s[replica_id] = self._clock()
 
     async def _renew(self, replica_id: str, streams: list[OpenStream]) -> None:
         began_s = self._clock()
         try:
             ids = tuple(stream.request.request_id for stream in streams)
             await streams[0].client.renew(replica_id, self.lease, ids)
-            self._heard_at_s[replica_id] = self._clock()
+            self._heard(replica_id)
         except BrimfulError as error:
             logger.warning("replica %s didn't renew: %s", replica_id, error)
             if self._clock() - began_s <= STOOD_STILL_S:
@@ -188,14 +177,14 @@ class Leases:
         for stream in [stream for stream in self._streams.values() if _holder(stream) == replica_id]:
             if silent_s > self._move_after_s and _can_move(stream):
                 self._move(stream, replica_id)
-            elif silent_s > self._lost_after_s:
+            elif silent_s > (self._move_after_s if _can_be_continued(stream) else self._lost_after_s):
                 stream.fail(silent())
 
     def _move(self, stream: OpenStream, replica_id: str) -> None:
         """Give up the call to a silent replica; its pump asks another one. If that replica wakes up and does take the
         request, it ends it again, because nobody renews it there."""
         assert stream.pump is not None
-        stream.may_move, stream.left = False, replica_id
+        stream.left = replica_id
         stream.pump.cancel()
 
     async def _wind_up(self, stream: OpenStream) -> None:
@@ -226,41 +215,20 @@ class Leases:
         return task
 
 
-class _NotTaken(Exception):
-    """No replica has the request: nothing was computed, another may be asked. `by`: who refused."""
-
-    def __init__(self, error: BrimfulError, by: tuple[str, ...]) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.by = by
-
-
-def _refusal(message: StreamMessage) -> BrimfulError | None:
-    """What a first message refuses with, if another replica might not: it is full, draining or dead."""
-    for event in message.events:
-        if event.error is not None:
-            error = error_from_info(event.error)
-            if isinstance(error, (QueueFull, Unavailable, EngineDead)):
-                return error
-    return None
-
-
 def _holder(stream: OpenStream) -> str | None:
     """The replica that took the request, or else to which it was sent; None: to nobody yet."""
     return stream.replica_id or stream.client.replica_of(stream.request.request_id)
 
 
 def _can_move(stream: OpenStream) -> bool:
-    """It is the first replica's, which has computed nothing for it as far as we know, and there is another one."""
-    return stream.may_move and stream.replica_id is None and stream.client.num_replicas() > 1
+    """The replica has computed nothing for it as far as we know, and another may be asked: there is one, and this one
+    is the first or the request patient."""
+    return stream.may_move and stream.left is None and stream.replica_id is None and stream.client.num_replicas() > 1
 
 
-def silent() -> EngineDead:
-    return EngineDead("the replica stopped answering", retry_after_s=RETRY_AFTER_S)
-
-
-def no_replica() -> Unavailable:
-    return Unavailable("no replica of this model is running", retry_after_s=RETRY_AFTER_S)
+def _can_be_continued(stream: OpenStream) -> bool:
+    """At another replica, now."""
+    return stream.can_continue and stream.replica_id is not None and stream.client.num_ready() > 0
 
 
 async def _within(work: Coroutine[Any, Any, object], limit_s: float) -> None:

@@ -22,6 +22,10 @@ class ModelClient(Protocol):
         """How many replicas are running, as far as this process knows."""
         ...
 
+    def num_ready(self) -> int:
+        """Of those, how many aren't known to be dead or silent. One that was just started counts."""
+        ...
+
     def loads(self) -> list[LoadReport]:
         """The newest report of every replica that has spoken."""
         ...
@@ -50,7 +54,8 @@ class ModelClient(Protocol):
         ...
 
     def distrust(self, replica_id: str) -> None:
-        """The replica didn't answer: the router is to prefer others until it reports again."""
+        """The replica didn't answer, or its engine is dead: it isn't ready, and the router is to prefer others, until
+        it reports again."""
         ...
 
     async def facts(self) -> tuple[TextBundle, ModelShape]:

@@ -50,6 +50,9 @@ class FakeModelClient:
     def num_replicas(self) -> int:
         return len(self.replica_ids)
 
+    def num_ready(self) -> int:
+        return len(set(self.replica_ids) - set(self.distrusted))
+
     def loads(self) -> list[LoadReport]:
         return self.reports
 

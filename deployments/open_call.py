@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from deployments.continued_stream import ContinuedStream, Continuing
 from deployments.leases import Leases
 from deployments.model_client import ModelClient
-from deployments.open_stream import OpenStream
 from replica.errors import BrimfulError, EngineFailure, error_from_info
 from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
 
+NEVER = Continuing(limit=0, wait_s=0.0)
 GOOD_ENDS = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -22,11 +23,18 @@ class OpenCall:
     One that fails fails the whole call: `read` raises its error, after everything that came before it.
     """
 
-    def __init__(self, leases: Leases, client: ModelClient, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        client: ModelClient,
+        requests: Sequence[GenerationRequest],
+        continuing: Continuing = NEVER,
+    ) -> None:
         self._leases = leases
         self._client = client
         self._requests = requests
-        self._streams: list[OpenStream] = []
+        self._continuing = continuing
+        self._streams: list[ContinuedStream] = []
         self._news = asyncio.Event()
         self._error: BrimfulError | None = None
 
@@ -34,7 +42,8 @@ class OpenCall:
         """Raises `Unavailable` when the model has no running replica."""
         try:
             for request in self._requests:
-                self._streams.append(self._leases.open(self._client, request, self._news))
+                stream = ContinuedStream(self._leases, self._client, request, self._news, self._continuing)
+                self._streams.append(stream)
         except BaseException:
             self._close()
             raise
@@ -65,15 +74,14 @@ class OpenCall:
                 while messages := stream.take_all():
                     for message in messages:
                         _check(message.events)
-                        if message.events:
-                            came.append((number, message))
+                        came.append((number, message))
             except BrimfulError as error:
                 self._error = self._error or error
         return came
 
     def _close(self) -> None:
         for stream in self._streams:
-            self._leases.close(stream)
+            stream.close()
 
 
 def _check(events: tuple[TokenEvent, ...]) -> None:

@@ -14,18 +14,31 @@ class OpenStream:
     """One request's messages on their way from a replica to whoever reads them here.
 
     `news` is set whenever `take_all` has something new to say; streams that are read together share it.
+    `wait_until_s`: a *patient* request is offered to the replicas, those in `exclude` last, until then; None: to two
+    of them at most. `can_continue`: whoever reads it can have its answers continued by another replica.
     """
 
     def __init__(
-        self, client: ModelClient, request: GenerationRequest, opened_at_s: float, news: asyncio.Event | None = None
+        self,
+        client: ModelClient,
+        request: GenerationRequest,
+        opened_at_s: float,
+        news: asyncio.Event | None = None,
+        *,
+        exclude: tuple[str, ...] = (),
+        wait_until_s: float | None = None,
+        can_continue: bool = False,
     ) -> None:
         self.client = client
         self.request = request
+        self.exclude = exclude
+        self.wait_until_s = wait_until_s
+        self.can_continue = can_continue
         self.sent_at_s = opened_at_s  # when the router was last asked for a replica
         self.replica_id: str | None = None
         self.closed = False
         self.pump: asyncio.Task[None] | None = None
-        self.may_move = True  # another replica may still be tried, if the first one doesn't take it
+        self.may_move = True  # another replica may still be tried, if this one doesn't take it
         self.left: str | None = None  # the silent replica that hadn't taken it when another one was to be asked
         self._messages: deque[StreamMessage] = deque()
         self._num_open = request.n

@@ -3,8 +3,8 @@
 Serve calls the constructor until the model is loaded and has generated a token, asks `check_health` every second,
 and `__del__` when the replica has to go and its streams have ended: the call of a request (`submit`) stays open until
 the last of its news were fetched (`news`), and Serve waits for open calls. Streams that outlast the graceful shutdown
-of a replica that Serve itself stops (scaled down, updated) end with the process, and their ingress says so to their
-clients; `brimful serve` drains before (`cli/drain.py`), so that they get the replica's own error.
+of a replica that Serve itself stops (scaled down, updated) end with the process, and their ingress has another one
+continue them; `brimful serve` drains before (`cli/drain.py`), so that they get the replica's own error.
 
 A dead engine isn't repaired in place: `check_health` raises, and the process ends by itself once its streams have had
 their error events, because Serve replaces a process that is gone at once, an unhealthy one only after three checks.

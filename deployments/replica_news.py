@@ -188,7 +188,7 @@ class ReplicaNews:
     async def _run(self, replica_id: str, lease: str) -> None:
         """Polls while streams are open at the replica. However it ends, none of them is left waiting."""
         num_failed = 0
-        error: BrimfulError = EngineFailure("the replica answers no poll")
+        error: BrimfulError = EngineDead("the replica answers no poll")
         try:
             while self._open_at(replica_id) and num_failed < MAX_FAILED_POLLS:
                 try:
@@ -199,7 +199,7 @@ class ReplicaNews:
                     return
                 except BrimfulError as failure:
                     logger.warning("poll of replica %s failed: %s", replica_id, failure)
-                    num_failed, error = num_failed + 1, failure
+                    num_failed, error = num_failed + 1, EngineDead(failure.message, retry_after_s=failure.retry_after_s)
                     await asyncio.sleep(RETRY_S)
         except Exception:
             logger.exception("the reader of replica %s failed", replica_id)

@@ -58,6 +58,9 @@ class ServeModelClient:
     def num_replicas(self) -> int:
         return len(self.state.replica_ids())
 
+    def num_ready(self) -> int:
+        return self.state.num_answering()
+
     def loads(self) -> list[LoadReport]:
         return self.state.reports()
 
@@ -97,11 +100,14 @@ class ServeModelClient:
         if reports and request.request_id not in self._hashes:
             self._hashes[request.request_id] = await self._hashed(request, reports[0].block_size)
         hashes = self._hashes.get(request.request_id, ())
-        return RouteRequest(request.request_id, len(request.prompt_ids), request.sampling.max_tokens, request.n, hashes)
+        num_input = len(request.prompt_ids) + len(request.prior_output_ids)
+        num_left = request.sampling.max_tokens - len(request.prior_output_ids)
+        return RouteRequest(request.request_id, num_input, num_left, request.n, hashes)
 
     async def _hashed(self, request: GenerationRequest, block_size: int) -> tuple[bytes, ...]:
-        hashed = partial(block_hashes, request.prompt_ids, block_size, request.cache_salt)
-        if len(request.prompt_ids) <= MAX_HASHED_INLINE_TOKENS:
+        token_ids = request.prompt_ids + request.prior_output_ids
+        hashed = partial(block_hashes, token_ids, block_size, request.cache_salt)
+        if len(token_ids) <= MAX_HASHED_INLINE_TOKENS:
             return hashed()
         return await asyncio.get_running_loop().run_in_executor(self._threads, hashed)
 

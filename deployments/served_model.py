@@ -61,8 +61,9 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """A replica runs now (Serve lets one run only after it has generated a token), and its text can be spoken."""
-        return self._text is not None and self.client.num_replicas() > 0
+        """A replica runs now (Serve lets one run only after it has generated a token) that isn't known to be dead or
+        silent, and its text can be spoken."""
+        return self._text is not None and self.client.num_ready() > 0
 
     @property
     def max_model_len(self) -> int | None:

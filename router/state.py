@@ -125,6 +125,10 @@ class RouterState:
         """The replicas that run, as far as the router knows; none before it has heard of any."""
         return sorted(self._live or ())
 
+    def num_answering(self) -> int:
+        """Of those that run, how many aren't known to be dead or silent."""
+        return self.views.num_answering(self._live or (), self._clock())
+
     def metrics_addresses(self) -> list[str]:
         """host:port of the metrics of every replica that runs and has told it."""
         known = self._metrics_addresses
@@ -158,8 +162,10 @@ class RouterState:
             self.prefix_changes.apply(report)
 
     def distrust(self, replica_id: str) -> None:
-        """The replica didn't answer: what it reported counts as stale until it reports again."""
-        self.views.distrust(replica_id)
+        """The replica didn't answer, or said that its engine is dead: what it reported counts as stale until it reports
+        again. Those that are gone are none of it."""
+        if self._live is None or replica_id in self._live:
+            self.views.distrust(replica_id)
 
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""

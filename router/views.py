@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 NEVER = float("-inf")
 """When the last believable report came, if none did."""
+
+SILENT_AFTER_S = 15.0
+"""A replica reports at every step, and once a second without any; a step may take seconds (a long prompt, a CPU)."""
 
 MAX_RETIRED_EPOCHS = 8
 """Remembered per replica: a late report is at most seconds old, and an engine isn't replaced that often."""
@@ -41,6 +45,7 @@ class ReplicaViews:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replicas: dict[str, _Replica] = {}
+        self._unheard: set[str] = set()  # that never spoke, and didn't answer
         self._changed: set[str] = set()
 
     def observe(self, report: LoadReport, now: float) -> bool:
@@ -49,6 +54,7 @@ class ReplicaViews:
             replica = self._replicas.get(report.replica_id)
             if replica is None:
                 self._replicas[report.replica_id] = _Replica(SeenReport(report, now))
+                self._unheard.discard(report.replica_id)
                 self._changed.add(report.replica_id)
                 return True
             current = replica.seen.report
@@ -67,9 +73,18 @@ class ReplicaViews:
         """What the replica last said is too old to be believed, however lately it came. The next news ends that."""
         with self._lock:
             replica = self._replicas.get(replica_id)
-            if replica is not None:
+            if replica is None:
+                self._unheard.add(replica_id)
+            else:
                 replica.seen = SeenReport(replica.seen.report, NEVER)
                 self._changed.add(replica_id)
+
+    def num_answering(self, replica_ids: Collection[str], now: float) -> int:
+        """How many are believed to live: their last news came lately, or they are new and haven't failed yet."""
+        with self._lock:
+            seen = [replica.seen for name in replica_ids if (replica := self._replicas.get(name)) is not None]
+            num_new = len(set(replica_ids) - self._replicas.keys() - self._unheard)
+        return num_new + sum(now - report.arrived_at_s <= SILENT_AFTER_S for report in seen)
 
     def newest(self) -> dict[str, SeenReport]:
         """The newest report of every replica that has spoken."""
@@ -90,5 +105,6 @@ class ReplicaViews:
 
     def forget(self, replica_id: str) -> None:
         with self._lock:
+            self._unheard.discard(replica_id)
             if self._replicas.pop(replica_id, None) is not None:
                 self._changed.add(replica_id)

@@ -211,6 +211,7 @@ def _edge() -> Row:
     lost = (
         Query(EDGE.per_second("http_client_disconnects"), "client left"),
         Query(EDGE.per_second("http_stream_errors"), "error within a stream"),
+        Query(EDGE.per_second("http_continuations"), "replica lost, continued at another"),
     )
     return Row(
         "HTTP (all models)",
@@ -238,7 +239,13 @@ def _edge() -> Row:
                 "short",
                 width=6,
             ),
-            Panel("Streams cut short", "After the answer had begun, so the status says 200.", lost, "ops", width=6),
+            Panel(
+                "Streams cut short",
+                "After the answer had begun, so the status says 200. What was continued reached its client.",
+                lost,
+                "ops",
+                width=6,
+            ),
         ),
     )
 

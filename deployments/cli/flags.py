@@ -17,7 +17,8 @@ from typing import Any
 import typer
 from pydantic.fields import FieldInfo
 
-from deployments.config import AppConfig, HttpSettings, ModelSettings, ServeConfig, load_serve_config
+from deployments.config import AppConfig, HttpSettings, ModelSettings, ServeConfig
+from deployments.serve_file import load_serve_config
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import BrimfulError, ErrorInfo, SettingError, error_from_info
 

@@ -107,9 +107,17 @@ class Service:
 
     async def router_in_flight(self) -> float:
         """Entries in the ledgers of all routers."""
+        return await self.sum_at_ingresses("brimful_router_requests_in_flight")
+
+    async def continuations(self) -> float:
+        """Answers that lost their replica and were sent on to another, since the ingresses started."""
+        return await self.sum_at_ingresses("brimful_http_continuations_total")
+
+    async def sum_at_ingresses(self, name: str) -> float:
+        """A metric's value, all ingresses and all labels added."""
         addresses = [ingress["metrics_address"] for ingress in (await self.status())["ingress"]]
         assert len(addresses) == self.num_ingresses
-        return await _sum_of_series(addresses, "brimful_router_requests_in_flight", {})
+        return await _sum_of_series(addresses, name, {})
 
 
 @contextmanager

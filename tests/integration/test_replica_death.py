@@ -1,4 +1,5 @@
-"""A replica that dies under load: its requests end in an error within 2 s, the others go on, another one comes."""
+"""A replica that dies or hangs under load: no client notices, another replica comes. `test_continued_streams.py` looks
+at what they get, letter by letter."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,27 @@ pytestmark = pytest.mark.slow
 MANY = 0.75
 """Share of the first requests that the routers, which spread them, never send to one replica: when so many have had a
 token, each replica has made some."""
+MAX_SILENCE_S = 5.0
+"""The longest that a client may wait for its next line. Undisturbed it waits for some milliseconds."""
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 100, "ignore_eos": True, "stream": True}
 FIRST_BODY = {**BODY, "max_tokens": 900}  # long: most are still on their way when the last of them begins
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request of the load: when it was sent and ended (seconds on the monotonic clock), and how."""
+    """One request of the load: when it was sent and ended (seconds on the monotonic clock), and how. `heard_s`: when
+    its lines came."""
 
     sent_s: float
     ended_s: float
     ok: bool
     error_code: str | None
+    heard_s: tuple[float, ...]
+
+    def longest_wait_s(self, from_s: float) -> float:
+        """For its next line, as far as it waited after `from_s`."""
+        times_s = [max(time_s, from_s) for time_s in (self.sent_s, *self.heard_s, self.ended_s)]
+        return max(later_s - earlier_s for earlier_s, later_s in pairwise(times_s))
 
 
 class Load:
@@ -62,22 +73,26 @@ class Load:
         while sum(outcome.ok and outcome.sent_s > when_s for outcome in self.outcomes) < self.num_clients:
             await asyncio.sleep(0.05)
 
+    def longest_wait_s(self, from_s: float) -> float:
+        return max(outcome.longest_wait_s(from_s) for outcome in self.outcomes)
+
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if not outcome.ok]
 
     async def _request(self, http: httpx.AsyncClient, is_first: bool = False) -> Outcome:
-        sent_s = time.monotonic()
-        done, code = False, None
+        sent_s, done, code = time.monotonic(), False, None
+        heard_s: list[float] = []
         async with http.stream("POST", "/v1/completions", json=FIRST_BODY if is_first else BODY) as answer:
             if answer.status_code != 200:
                 code = json.loads(await answer.aread())["error"]["code"]
             else:
                 self.num_computed += is_first  # the status comes with the first token
                 async for line in answer.aiter_lines():
+                    heard_s.append(time.monotonic())
                     done = done or line == "data: [DONE]"
                     if line.startswith('data: {"error"'):
                         code = json.loads(line.removeprefix("data: "))["error"]["code"]
-        return Outcome(sent_s, time.monotonic(), done and code is None, code)
+        return Outcome(sent_s, time.monotonic(), done and code is None, code, tuple(heard_s))
 
 
 @asynccontextmanager
@@ -106,43 +121,68 @@ def oldest(replicas: list[dict[str, Any]]) -> dict[str, Any]:
 async def test_killed_under_load(service: Service, victim: str) -> None:
     replicas = await service.until_replicas("tiny", 2, set(), 60)
     assert len(replicas) == 2
-    killed = oldest(replicas)
+    killed, before = oldest(replicas), await service.continuations()
     async with load(service, 8) as clients:
         await clients.until_many_are_computed()
         killed_s = time.monotonic()
         os.kill(killed[victim], signal.SIGKILL)
         await clients.until_answered_after(killed_s)
-    failed, outcomes = clients.failed(), clients.outcomes
-    assert failed, "nobody was in flight at the killed replica: the test proves nothing"
-    assert {outcome.error_code for outcome in failed} == {"engine_dead"}
-    assert max(outcome.ended_s for outcome in failed) - killed_s < 2.0
-    assert max(outcome.sent_s for outcome in failed) - killed_s < 1.0
-    assert min(outcome.sent_s for outcome in outcomes if outcome.ok and outcome.sent_s > killed_s) - killed_s < 1.0
+    assert clients.failed() == []
+    assert await service.continuations() > before, "nobody was in flight at the killed replica: the test proves nothing"
+    assert clients.longest_wait_s(killed_s) < MAX_SILENCE_S
     after = await service.until_replicas("tiny", 2, {killed["pid"]}, 30 - (time.monotonic() - killed_s))
     assert len(after) == 2, "the replica wasn't replaced within 30 s"
     assert await service.until_quiet(2.0) == QUIET
+    assert await service.router_in_flight() == 0
 
 
-async def test_a_replica_that_hangs_loses_the_streams_it_computes_and_no_other(service: Service) -> None:
-    """Requests sent later lose nothing: the few that still reach it move to another replica within seconds."""
+async def test_a_replica_that_hangs_loses_no_stream(service: Service) -> None:
+    """What it computes goes on at the other within seconds, and so does what it was sent and hasn't taken."""
     replicas = await service.until_replicas("tiny", 2, set(), 60)
     assert len(replicas) == 2
-    hung = oldest(replicas)
+    hung, before = oldest(replicas), await service.continuations()
     async with load(service, 4) as clients:  # what more of them have on the way is heard for seconds after the hang
         await clients.until_many_are_computed()
         hung_s = time.monotonic()
         os.kill(hung["pid"], signal.SIGSTOP)
         try:
-            while not clients.failed() and time.monotonic() - hung_s < 20:
+            while await service.continuations() == before and time.monotonic() - hung_s < 20:
                 await asyncio.sleep(0.05)
             await clients.until_answered_after(time.monotonic())
         finally:
             os.kill(hung["pid"], signal.SIGKILL)
-    failed = clients.failed()
-    assert {outcome.error_code for outcome in failed} == {"engine_dead"}
-    assert max(outcome.ended_s for outcome in failed) - hung_s < 10.0
-    assert max(outcome.sent_s for outcome in failed) < hung_s
+    assert clients.failed() == []
+    assert await service.continuations() > before, "nobody was in flight at the hung replica: the test proves nothing"
+    assert clients.longest_wait_s(hung_s) < MAX_SILENCE_S
     assert len(await service.until_replicas("tiny", 2, {hung["pid"]}, 60)) == 2
+    assert await service.until_quiet(2.0) == QUIET
+    assert await service.router_in_flight() == 0
+
+
+async def test_the_stream_of_the_only_replica_goes_on_at_its_replacement(service: Service) -> None:
+    (killed,) = await service.until_replicas("cramped", 1, set(), 60)
+    body = {**BODY, "model": "cramped", "max_tokens": 200, "temperature": 0}
+    ready: list[int] = []
+
+    async def ask_ready(http: httpx.AsyncClient) -> None:
+        while True:
+            ready.append((await http.get("/ready")).status_code)
+            await asyncio.sleep(0.1)
+
+    async with httpx.AsyncClient(base_url=service.url, timeout=60, trust_env=False) as http:
+        whole = (await http.post("/cramped/v1/completions", json={**body, "stream": False})).json()["choices"][0]
+        text, end = "", None
+        async with http.stream("POST", "/cramped/v1/completions", json=body) as answer:
+            os.kill(killed["engine_pid"], signal.SIGKILL)
+            asking = asyncio.create_task(ask_ready(http))
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                    text, end = text + choice["text"], choice["finish_reason"]
+            asking.cancel()
+    assert 503 in ready
+    assert (text, end) == (whole["text"], whole["finish_reason"])
+    assert len(await service.until_replicas("cramped", 1, {killed["pid"]}, 30)) == 1
 
 
 async def test_a_model_without_any_replica_refuses_at_once_and_comes_back(service: Service) -> None:

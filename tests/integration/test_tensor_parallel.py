@@ -1,5 +1,5 @@
 """A replica over two processes behind the whole service: the same answers as over one; when a rank is killed, its
-streams end with engine_dead, the replica is replaced, and no process of it is left."""
+streams end with engine_dead (nobody continues them here), the replica is replaced, and no process of it is left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def split_service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
             {**common, "served_model_name": "split", "tensor_parallel_size": 2},
             {**common, "served_model_name": "whole", "route": "/whole"},
         ],
-        "ingress": {"num_replicas": 1},
+        "ingress": {"num_replicas": 1, "max_continuations": 0},
         "metrics_port_range": METRICS_PORTS,
         "drain_timeout_s": 5,
     }

@@ -13,7 +13,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from dashboards.alerts import rule_groups
 from deployments.app import SHUTDOWN_MARGIN_S
-from deployments.config import ServeConfig, load_serve_config
+from deployments.config import ServeConfig
+from deployments.serve_file import load_serve_config
 from tests.k8s.overlays import KUBECTL, OVERLAYS, ROOT, container, head, manifests, only, workers
 
 NODE_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import load_serve_config
+from deployments.serve_file import load_serve_config
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "k8s" / "overlays").glob("*/serve.yaml"))
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from deployments.cli.flags import serve_config
-from deployments.config import load_serve_config
 from deployments.machine import Machine
+from deployments.serve_file import load_serve_config
 from replica.config import SchedulerConfig
 from replica.errors import BrimfulError, SettingError
 from replica.scheduler.budgets import CHANGEABLE, allowed, budgets_of, changed

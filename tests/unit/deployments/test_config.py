@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config import AppConfig, ModelSettings, ServeConfig, load_serve_config
+from deployments.config import AppConfig, ModelSettings, ServeConfig
 from deployments.machine import Machine
+from deployments.serve_file import load_serve_config
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import SettingError
 

@@ -12,6 +12,7 @@ from replica.config import SchedulerConfig
 from replica.errors import EngineDead
 from replica.request import FinishReason, StreamMessage, TokenEvent
 from tests.unit.deployments.generation_site import TAKEN, asked, failed, site, token
+from tests.unit.deployments.lease_parts import refusal
 from tests.unit.router.loads import report
 
 
@@ -54,8 +55,56 @@ async def test_a_failure_before_the_first_token_is_a_status(code: str, status: i
     await here.quiet()
 
 
-async def test_a_failure_after_the_first_token_is_an_event_and_ends_the_stream() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_replica_that_is_lost_costs_the_client_nothing(chat: bool, stream: bool) -> None:
     here = site()
+    body = asked(stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
+    if chat:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    exchange = await here.send(body, "/v1/chat/completions" if chat else "/v1/completions")
+    request_id = await here.called()
+    here.client.say(request_id, TAKEN, token("Par"), EngineDead("gone"))
+    while len(here.client.requests) < 2:
+        await asyncio.sleep(0)
+    rest = here.client.requests[1]
+    assert (rest.request_id, rest.prior_output_ids) == (f"{request_id}~0.1", (7,))
+    assert rest.sampling.seed is not None
+    assert rest.sampling == here.client.requests[0].sampling
+    here.client.say(rest.request_id, StreamMessage("r0", (TokenEvent(0, (8,), "is", 2, FinishReason.STOP),)), None)
+    await exchange.end()
+    parts = [json.loads(line.removeprefix("data: ")) for line in exchange.body.decode().split("\n") if "{" in line]
+    choices = [choice for part in parts for choice in part["choices"]]
+    said = [choice.get("text") or choice.get("delta") or choice.get("message") or "" for choice in choices]
+    texts = [part if isinstance(part, str) else part.get("content", "") for part in said]
+    assert ("".join(texts), exchange.status) == ("Paris", 200)
+    assert parts[-1]["usage"]["completion_tokens"] == 2
+    route = "/v1/chat/completions" if chat else "/v1/completions"
+    assert here.count("http_continuations_total", route=route) == 1
+    assert here.count("http_stream_errors_total", route=route) == 0
+    await here.quiet()
+
+
+@pytest.mark.parametrize(("wait_s", "asks_again"), [(0.0, False), (15.0, True)])
+async def test_an_answer_that_nobody_continues_at_once_waits_as_long_as_it_may(wait_s: float, asks_again: bool) -> None:
+    here = site(continuation_wait_s=wait_s)
+    exchange = await here.send(asked(stream=True))
+    request_id = await here.called()
+    here.client.say(request_id, TAKEN, token("Par"), EngineDead("gone"))
+    while len(here.client.requests) < 2:
+        await asyncio.sleep(0)
+    here.client.say(f"{request_id}~0.1", refusal("r0", "queue_full"))
+    if asks_again:
+        while len(here.client.requests) < 3:
+            await asyncio.sleep(0.01)
+        here.client.say(f"{request_id}~0.1", TAKEN, token("is", FinishReason.STOP), None)
+    await exchange.end()
+    assert (b"engine_dead" in exchange.body, b"[DONE]" in exchange.body) == (not asks_again, asks_again)
+    await here.quiet()
+
+
+async def test_a_failure_after_the_first_token_is_an_event_and_ends_the_stream() -> None:
+    here = site(max_continuations=0)
     exchange = await here.send(asked(stream=True))
     here.client.say(await here.called(), TAKEN, token("Par"), EngineDead("gone"))
     await exchange.end()

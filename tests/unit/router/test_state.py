@@ -11,6 +11,7 @@ from router.inflight import LedgerCounts
 from router.load import load_of
 from router.metrics import ROUTER_METRICS
 from router.state import RouterState, state_for
+from router.views import SILENT_AFTER_S
 from tests.unit.router.loads import report, request
 
 CHAIN = tuple(bytes([i]) for i in range(4))
@@ -87,6 +88,34 @@ def test_a_replica_that_did_not_answer_is_the_last_choice_until_it_reports_again
     assert state.choose(request("t"), ["a", "b"]).replica_id == "a"
     state.distrust("nobody knows it")
     assert state.views.seen("nobody knows it") is None
+
+
+def test_replicas_that_are_dead_or_silent_do_not_count_as_answering(state: RouterState, clock: Clock) -> None:
+    assert state.num_answering() == 0  # nothing is known of who runs
+    state.retain(["a", "b", "c", "new"])
+    assert state.num_answering() == 4
+    for replica_id in ("a", "new"):
+        state.distrust(replica_id)
+    assert state.num_answering() == 2
+    state.observe(report("a", number=1))  # a copy of what it said before
+    assert state.num_answering() == 2
+    for replica_id in ("a", "new"):
+        state.observe(report(replica_id, number=2))
+    assert state.num_answering() == 4
+    state.distrust("a")
+    state.died("a")
+    assert state.num_answering() == 3
+    clock.now_s += SILENT_AFTER_S + 0.1
+    state.observe(report("b", number=2))
+    assert state.num_answering() == 1
+
+
+def test_what_is_said_of_a_replica_that_is_gone_is_not_kept(state: RouterState) -> None:
+    state.retain(["a"])
+    state.distrust("b")
+    state.distrust("new")
+    state.retain(["a", "b", "new"])
+    assert state.num_answering() == 3
 
 
 def test_a_dead_replica_is_forgotten_and_its_late_reports_are_ignored(state: RouterState) -> None:
