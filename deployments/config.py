@@ -191,15 +191,25 @@ class IngressSettings(Settings):
 
 
 class RouterSettings(Settings):
-    """Weights of the scorers that choose a replica; 0 switches one off. Bounds are those of `router/config.py`."""
+    """How a replica is chosen: by weighted scorers (a weight of 0 switches one off), or by a simple policy without
+    weights. Bounds are those of `router/config.py`."""
 
-    kv_headroom: float = Field(default=1.0, ge=0, le=100, description="weight: free share of the KV cache")
-    queue_depth: float = Field(default=1.0, ge=0, le=100, description="weight: short waiting queue")
-    prefix_affinity: float = Field(default=1.0, ge=0, le=100, description="weight: prompt prefix already cached there")
+    policy: Literal["scores", "round_robin", "power_of_two", "least_in_flight", "session_affinity"] = Field(
+        default="scores", description="how a replica is chosen: by weighted scores, or by a simple rule"
+    )
+    cost_s: float = Field(default=1.0, ge=0, le=100, description="weight: few seconds to wait, for it and for others")
+    kv_headroom: float = Field(default=0.0, ge=0, le=100, description="weight: free share of the KV cache")
+    queue_depth: float = Field(default=0.0, ge=0, le=100, description="weight: short waiting queue")
+    prefix_affinity: float = Field(default=0.0, ge=0, le=100, description="weight: prompt prefix already cached there")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Scorer -> weight."""
+        return self.model_dump(exclude={"policy"})
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
-        if not (self.kv_headroom or self.queue_depth or self.prefix_affinity):
+        if not any(self.weights.values()):
             raise ValueError("at least one weight above 0")
         return self
 
@@ -240,7 +250,7 @@ class AppConfig(Settings):
 
     def router_weights(self, model: ModelSettings) -> dict[str, float]:
         """Weights for the replicas of one model: without a prefix cache no prefix is cached anywhere."""
-        weights: dict[str, float] = self.router.model_dump()
+        weights = self.router.weights
         return weights | {"prefix_affinity": 0.0} if model.enable_prefix_caching is False else weights
 
     def _check_together(self, path: str) -> None:

@@ -5,6 +5,10 @@
     total(candidate) = sum(weight * score) / sum(weights), in [0, 1]
     ranking = the picker's order of the totals, its first `MAX_RANKED`
 
+Simple policies, to compare with: `round_robin`, `power_of_two` (two drawn, the one with less of `num_outstanding`),
+`least_in_flight` (by our own requests alone), `session_affinity` (consistent hashing of the session). They have one
+scorer and say with their shortlist whom it sees.
+
 The decision's reason, in the order in which it is looked for:
     all_<filter>      a filter kept nobody and was passed over (all_draining, all_queue_full)
     only_candidate    there was no choice
@@ -20,10 +24,15 @@ from collections.abc import Sequence
 from replica.errors import Unavailable
 from router.config import RouterConfig
 from router.filters import NotDraining, QueueNotFull
+from router.peers import PeerEstimate
 from router.picker import BestWithRandomTies
+from router.scorers.cost_s import CostS
+from router.scorers.in_order import InOrder
 from router.scorers.kv_headroom import KvHeadroom
+from router.scorers.least_in_flight import LeastInFlight
 from router.scorers.prefix_affinity import PrefixAffinity
 from router.scorers.queue_depth import QueueDepth
+from router.shortlist import FavouritesAndSample, InTurn, OnRing, Shortlist, TwoDrawn
 from router.types import Decision, Filter, Picker, ReplicaView, RouteRequest, Scorer
 
 TIE_MARGIN = 0.01
@@ -33,12 +42,19 @@ MAX_RANKED = 8
 
 
 class Policy:
-    """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off."""
+    """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off. `shortlist`: whom `decide` is to
+    be shown of all replicas; None: everybody."""
 
     def __init__(
-        self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
+        self,
+        name: str,
+        filters: Sequence[Filter],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+        shortlist: Shortlist | None = None,
     ) -> None:
         self.name = name
+        self.shortlist = shortlist
         self._filters = tuple(filters)
         total = sum(weight for _, weight in scorers)
         self._scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
@@ -80,20 +96,28 @@ class Policy:
         return views, ignored
 
 
-def build_policy(config: RouterConfig, rng: random.Random) -> Policy:
-    """The policy that `config` describes."""
-    weights = config.all_weights
-    scorers: list[Scorer] = [
-        KvHeadroom(config.expected_output_tokens),
-        QueueDepth(),
-        PrefixAffinity(config.imbalance_cap),
-    ]
-    return Policy(
-        "weighted",
-        [NotDraining(), QueueNotFull(config.max_num_queued_seqs)],
-        [(scorer, weights[scorer.name]) for scorer in scorers],
-        BestWithRandomTies(rng, TIE_MARGIN),
-    )
+def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate | None = None) -> Policy:
+    """The policy that `config` describes. `peers`: what is known of other routers; None: there are none."""
+    filters = [NotDraining(), QueueNotFull(config.max_num_queued_seqs)]
+    tied, sample = BestWithRandomTies(rng, TIE_MARGIN), FavouritesAndSample(rng)
+    if config.policy == "scores":
+        weights = config.all_weights
+        scorers: list[Scorer] = [
+            CostS(config.tau_s, config.expected_output_tokens, peers or PeerEstimate()),
+            KvHeadroom(config.expected_output_tokens),
+            QueueDepth(),
+            PrefixAffinity(config.imbalance_cap),
+        ]
+        return Policy("weighted", filters, [(scorer, weights[scorer.name]) for scorer in scorers], tied, sample)
+    exact = BestWithRandomTies(rng, 0.0)
+    simple: dict[str, tuple[Scorer, Shortlist]] = {
+        "round_robin": (InOrder(), InTurn(rng)),
+        "power_of_two": (QueueDepth(), TwoDrawn(rng)),
+        "least_in_flight": (LeastInFlight(), sample),
+        "session_affinity": (InOrder(), OnRing()),
+    }
+    scorer, shortlist = simple[config.policy]
+    return Policy(config.policy, filters, [(scorer, 1.0)], exact, shortlist)
 
 
 def _reason(columns: list[tuple[str, float, list[float]]], totals: list[float], order: list[int]) -> str:

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What the router knows of a request. `block_hashes` is the chain of its full prompt blocks, first block first."""
+    """What the router knows of a request. `block_hashes` is the chain of its full prompt blocks, first block first.
+    `session`: what belongs together, where somebody says so ("" otherwise)."""
 
     request_id: str
     num_prompt_tokens: int
     max_tokens: int
     n: int = 1
     block_hashes: tuple[bytes, ...] = ()
+    session: str = ""
 
     def expected_output_tokens(self, limit: int) -> int:
         """Tokens that all n sequences are expected to make: `max_tokens` each, but no more than `limit` each."""
@@ -34,7 +36,9 @@ class ReplicaLoad:
     running, never less than our own); `cost` (the same, waiting ones weighted by KV pressure); `would_wait` (one more
     finds no free place in the running batch); `kv_usage_ratio` (prompts just sent count as held);
     `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
-    take; may be negative). `block_size` and `num_blocks_total` are the report's, but at least 1.
+    take; may be negative); `block_size` and `num_blocks_total` are the report's, but at
+    least 1. Apart from what pends: `num_settled` requests there, `backlog_tokens` that they have to prefill; and
+    `pending_prefill_tokens`, what the pending ones have.
     """
 
     replica_id: str
@@ -50,18 +54,23 @@ class ReplicaLoad:
     num_blocks_available: float
     block_size: int
     num_blocks_total: int
+    num_settled: float
+    backlog_tokens: float
+    pending_prefill_tokens: int
 
 
 class ReplicaView(NamedTuple):
     """One candidate of one decision. A tuple, because a decision may make one for every replica.
 
     `matched_blocks` is how many of the request's leading blocks are believed to lie in the replica's prefix cache.
-    `is_stale`: no report, or one too old to be believed.
+    `is_stale`: no report, or one too old to be believed. `ramp`: its place on the way from cold (0: just heard of) to
+    warm (1).
     """
 
     load: ReplicaLoad
     matched_blocks: int = 0
     is_stale: bool = False
+    ramp: float = 1.0
 
 
 class Filter(Protocol):
