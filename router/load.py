@@ -13,14 +13,17 @@ WAITING_WEIGHT = 6.0
 KV_PRESSURE_FROM = 0.5
 
 
-def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_share: float = 0.0) -> ReplicaLoad:
+def load_of(
+    replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_share: float = 0.0, computed_ratio: float = 1.0
+) -> ReplicaLoad:
     """Put report and ledger together. Without a report there is only what we sent ourselves.
 
         cost = max(own in flight, waiting + running) + waiting * 6 * max(0, kv_usage - 0.5)
 
     Waiting requests weigh more the fuller the KV cache, because then they wait for blocks and not for a place. Requests
     that no report includes yet count as waiting, and their prompts as blocks held. `own_share`: how much more than the
-    report our ledger tells of what reports include (`router/peers.py`).
+    report our ledger tells of what reports include; `computed_ratio`: share of waiting prompts that isn't cached
+    (`router/peers.py`).
     """
     num_ours, pending = own.num_in_flight, own.num_pending
     settled, settled_tokens = num_ours - pending, own.prefill_tokens - own.pending_prefill_tokens
@@ -33,8 +36,9 @@ def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_sha
     num_outstanding = max(num_ours, num_reported + pending)
     size, total = max(1, report.block_size), max(1, report.num_blocks_total)
     num_free = report.num_blocks_free + report.num_blocks_cached
-    backlog_tokens = report.num_waiting_tokens + report.num_prefill_tokens
-    claimed_tokens = backlog_tokens + own.pending_tokens + own.pending_output_tokens
+    waiting_tokens, prefill_tokens = report.num_waiting_tokens, report.num_prefill_tokens
+    backlog_tokens = waiting_tokens * computed_ratio + prefill_tokens
+    claimed_tokens = waiting_tokens + prefill_tokens + own.pending_tokens + own.pending_output_tokens
     kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
     return ReplicaLoad(
         replica_id=replica_id,

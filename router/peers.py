@@ -29,10 +29,13 @@ class PeerEstimate:
         self._counted: dict[str, tuple[int, int, int]] = {}
         self._reported = self._own = self._pending = 0
         self._mean_pending = 0.0
+        self.lag_s = 0.0
+        """From a request's acceptance to a report that includes it, smoothed. The ledger tells (`RouterState`)."""
         self._num_decisions = self._num_ratios = 0
         self.routers = 1.0
         self.prompt_tokens = 0.0
         """Of a request, smoothed."""
+        self._computed_tokens = 0.0
 
     @property
     def unseen(self) -> float:
@@ -40,11 +43,17 @@ class PeerEstimate:
         return (self.routers - 1.0) * self._mean_pending
 
     @property
+    def computed_ratio(self) -> float:
+        """Share of prompts that isn't cached where they are sent."""
+        return self._computed_tokens / self.prompt_tokens if self.prompt_tokens else 1.0
+
+    @property
     def num_replicas(self) -> int:
         return max(1, len(self._counted))
 
-    def own_share(self, report_lag_s: float) -> float:
-        return (1.0 - exp(-max(0.0, report_lag_s) / MEMORY_S)) / self.routers
+    @property
+    def own_share(self) -> float:
+        return (1.0 - exp(-self.lag_s / MEMORY_S)) / self.routers
 
     def look(self, replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> None:
         reported, in_flight, pending = self._counted.pop(replica_id, (0, 0, 0))
@@ -60,7 +69,8 @@ class PeerEstimate:
         self._own += counted[1]
         self._pending += counted[2]
 
-    def decided(self, request: RouteRequest) -> None:
+    def decided(self, request: RouteRequest, cached_tokens: int, report_lag_s: float) -> None:
+        self.lag_s = report_lag_s
         self._num_decisions += 1
         weight = max(_WEIGHT, 1.0 / self._num_decisions)
         if self._own and self._reported:
@@ -68,4 +78,6 @@ class PeerEstimate:
             self._num_ratios += 1
             self.routers += max(_WEIGHT, 1.0 / self._num_ratios) * (ratio - self.routers)
         self._mean_pending += weight * (self._pending - self._mean_pending)
-        self.prompt_tokens += weight * (request.num_prompt_tokens - self.prompt_tokens)
+        num_prompt = request.num_prompt_tokens
+        self.prompt_tokens += weight * (num_prompt - self.prompt_tokens)
+        self._computed_tokens += weight * (max(1, num_prompt - cached_tokens) - self._computed_tokens)

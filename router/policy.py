@@ -35,7 +35,7 @@ from router.scorers.queue_depth import QueueDepth
 from router.shortlist import FavouritesAndSample, InTurn, OnRing, Shortlist, TwoDrawn
 from router.types import Decision, Filter, Picker, ReplicaView, RouteRequest, Scorer
 
-TIE_MARGIN = 0.01
+TIE_MARGIN = 0.002
 RETRY_AFTER_S = 1.0
 MAX_RANKED = 8
 """A decision names so many replicas. When none of them takes the request, it is time for another decision."""

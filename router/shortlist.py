@@ -47,9 +47,7 @@ class FavouritesAndSample:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def __call__(
-        self, _request: RouteRequest, replica_ids: Sequence[str], matched: Mapping[str, int]
-    ) -> Sequence[str]:
+    def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], matched: Mapping[str, int]) -> Sequence[str]:
         if len(replica_ids) <= MAX_SCORED:
             return replica_ids
         known = [replica_id for replica_id in replica_ids if replica_id in matched] if matched else []
@@ -91,9 +89,7 @@ class OnRing:
         self._places: list[int] = []
         self._owners: list[str] = []
 
-    def __call__(
-        self, request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]
-    ) -> Sequence[str]:
+    def __call__(self, request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]) -> Sequence[str]:
         allowed = set(replica_ids)
         if not self._on_ring >= allowed or len(self._on_ring) > 2 * len(allowed):
             self._build(allowed)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXPIRE_EVERY_S = 5.0
 
+
 class RouterState:
     """Thread-safe. `clock` is monotonic seconds; `rng` breaks ties.
 
@@ -88,8 +89,8 @@ class RouterState:
                 candidates = self.policy.shortlist(request, candidates, matched)
             decision = self.policy.decide(request, self._see(candidates, matched, now), now)
             winner = decision.replica_id
-            self._peers.decided(request)
             cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
+            self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.ledger.sent(request, winner, now, cached_tokens)
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
@@ -213,14 +214,15 @@ class RouterState:
         changed.update([replica_id for replica_id in replica_ids if replica_id not in self._known])
         if not changed:
             return
-        own_share = self._peers.own_share(self.ledger.report_lag_s)
         for replica_id in changed:
             seen, own = self.views.seen(replica_id), self.ledger.counts_of(replica_id)
             self._peers.look(replica_id, seen, own)
             if seen is None and own is NOTHING and replica_id not in replica_ids:
                 self._known.pop(replica_id, None)
             else:
-                self._known[replica_id] = ReplicaView(load_of(replica_id, seen, own, own_share))
+                self._known[replica_id] = ReplicaView(
+                    load_of(replica_id, seen, own, self._peers.own_share, self._peers.computed_ratio)
+                )
 
     def _build(self, config: RouterConfig) -> None:
         self.config = config

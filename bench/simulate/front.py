@@ -112,11 +112,12 @@ class Front:
 
     def _route_request(self, number: int) -> RouteRequest:
         hashes: tuple[bytes, ...] = ()
+        session = ""
         if self._hashes_prompts:
             shape = self._settings.shape
             hashes = block_hashes(self._trace.prompt_ids(number, shape.vocab_size), shape.block_size)
+            session = self._session(number)
         trace = self._trace
-        session = self._session(number)
         return RouteRequest(str(number), trace.prompt_tokens[number], trace.output_tokens[number], 1, hashes, session)
 
     def _session(self, number: int) -> str:

@@ -246,4 +246,10 @@ def _about(settings: ClusterSettings, trace: Trace, known: dict[str, Any]) -> li
 def _settings_json(given: dict[str, Any], settings: ClusterSettings) -> dict[str, Any]:
     own = {name: given[name] for name, *_ in _own_flags()}
     shape = {name: getattr(settings.shape, name) for name in _OF_MODEL}
-    return {**own, **shape, "router_policy": settings.router.policy, "router_weights": settings.router.weights, **asdict(settings.scheduler)}
+    return {
+        **own,
+        **shape,
+        "router_policy": settings.router.policy,
+        "router_weights": settings.router.weights,
+        **asdict(settings.scheduler),
+    }

@@ -32,9 +32,7 @@ NUM_DECISIONS = 5000
 
 
 def routing(
-    shape: Annotated[
-        Repeated, typer.Option(help="W2, W4 or W8-shared-prefix; may be repeated [default: all]")
-    ] = None,
+    shape: Annotated[Repeated, typer.Option(help="W2, W4 or W8-shared-prefix; may be repeated [default: all]")] = None,
     policy: Annotated[
         Repeated, typer.Option(help="only this and cost_s; may be repeated [default: all that are judged]")
     ] = None,
@@ -48,7 +46,9 @@ def routing(
     first_seed: Annotated[int, typer.Option(help="seed of the first trace")] = 0,
     length: Annotated[float, typer.Option(help="length of the traces, 1 is as published here")] = 1.0,
     workers: Annotated[int | None, typer.Option(help="processes [default: one a core]")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="8 replicas, delays 0 and 5 s, short traces: a minute")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="8 replicas, delays 0 and 5 s, short traces: a minute")
+    ] = False,
 ) -> int:
     """Route the same requests by one policy after the other, and compare what clients see.
 
@@ -145,9 +145,7 @@ def _speeds() -> list[DecisionSpeed]:
     return [time_decisions(size, NUM_DECISIONS, POLICIES[SHIPPED], time.perf_counter) for size in (64, 1000)]
 
 
-def _jobs(
-    cells: list[Cell], policies: list[str], seeds: range, share: float, cost: str, console: Console
-) -> list[Job]:
+def _jobs(cells: list[Cell], policies: list[str], seeds: range, share: float, cost: str, console: Console) -> list[Job]:
     """The largest first: the last ones to end are then short."""
     from bench.routing.loads import LOADS
     from bench.routing.study import SEVERAL_SEEDS_UP_TO, Job, capacity_of

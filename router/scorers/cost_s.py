@@ -22,13 +22,21 @@ expected output over the best decode rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 from router.load import KV_PRESSURE_FROM, WAITING_WEIGHT, stale_as_loaded
 from router.peers import PeerEstimate
+from router.shortlist import session_of
 from router.types import ReplicaView, RouteRequest
 
 SLOWEST = 4.0
 """A measured rate is believed to be at most so many times below the best."""
+
+OWN = 0.5
+COMPANY = 0.1
+SAVE = 3.0
+HOME = 0.0
+"""So much more counts a request there that is our own: of those we know that they are still there."""
 
 DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
 DEFAULT_DECODE_TOKENS_PER_S = 1000.0
@@ -47,7 +55,7 @@ class CostS:
 
     def __call__(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]:
         tau_s = self.tau_s
-        return stale_as_loaded(views, [tau_s / (tau_s + cost) for cost in self.costs(request, views)])
+        return stale_as_loaded(views, [tau_s / (tau_s + max(0.0, cost)) for cost in self.costs(request, views)])
 
     def costs(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]:
         """Seconds, in the order given."""
@@ -57,39 +65,50 @@ class CostS:
         decode_rate = max([report.decode_tokens_per_s for report in reports], default=0.0)
         num_prompt = request.num_prompt_tokens
         num_output = request.expected_output_tokens(self.expected_output_tokens)
-        each_s = num_output / request.n / (decode_rate or DEFAULT_DECODE_TOKENS_PER_S)
+        each_s = COMPANY * num_output / request.n / (decode_rate or DEFAULT_DECODE_TOKENS_PER_S)
+        best_cached = max([view.matched_blocks * view.load.block_size for view in views])
+        lag_s = self.peers.lag_s
         loads, costs = [], []
         for load, matched_blocks, _, _ in views:
             report = load.report
             num_cached = matched_blocks * load.block_size
-            tokens = load.pending_prefill_tokens + (num_prompt - num_cached if num_cached < num_prompt else 1)
-            pending = load.num_pending
+            tokens = (
+                load.pending_prefill_tokens
+                + (num_prompt - num_cached if num_cached < num_prompt else 1)
+                + (SAVE - 1) * (best_cached - min(num_cached, num_prompt))
+            )
+            pending = load.num_pending + OWN * (load.num_in_flight - load.num_pending)
             if report is None:
                 loads.append(load.num_settled * each_s + load.backlog_tokens / prefill_rate)
                 costs.append(pending * each_s + tokens / prefill_rate)
                 continue
-            rate = prefill_rate
-            if load.backlog_tokens + tokens >= report.max_num_batched_tokens and report.prefill_tokens_per_s > 0:
-                rate = max(report.prefill_tokens_per_s, prefill_rate / SLOWEST)
             pressure = load.kv_usage_ratio - KV_PRESSURE_FROM
             company = load.num_settled
             if pressure > 0:
                 company += report.num_waiting * WAITING_WEIGHT * pressure
                 pending += pending * WAITING_WEIGHT * pressure
-            loads.append(company * each_s + load.backlog_tokens / rate)
+            backlog_s = load.backlog_tokens / prefill_rate - lag_s
+            loads.append(company * each_s + (backlog_s if backlog_s > 0 else 0.0))
             beyond = load.num_settled + load.num_pending + 1 - report.max_num_seqs
             if beyond > 0:
                 pending += beyond
             num_blocks = -(-(num_prompt + num_output) // load.block_size)
             missing = max(1, num_blocks - matched_blocks) - load.num_blocks_available
-            cost = pending * each_s + tokens / rate
+            cost = pending * each_s + tokens / prefill_rate
             if missing > 0:
                 cost += min(1.0, missing / num_blocks) * each_s * (1 + report.num_running)
             costs.append(cost)
+        if HOME:
+            home = max(
+                range(len(views)), key=lambda i: crc32(views[i].load.replica_id.encode(), crc32(session_of(request)))
+            )
+            costs[home] -= HOME * num_prompt / prefill_rate
         unseen_s = self.peers.unseen * len(views) / max(len(views), self.peers.num_replicas)
         unseen_s *= each_s + self.peers.prompt_tokens / prefill_rate
         level = water_level(loads, unseen_s)
-        return _ramped(views, [cost + (load if load > level else level) for load, cost in zip(loads, costs, strict=True)])
+        return _ramped(
+            views, [cost + (load if load > level else level) for load, cost in zip(loads, costs, strict=True)]
+        )
 
 
 def water_level(loads: list[float], amount: float) -> float:

@@ -45,7 +45,7 @@ def spread(counts: dict[str, LedgerCounts], replica_ids: list[str]) -> float:
 
 def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
     decision = state.choose(request(), ["a", "b", "c"])
-    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160)}
+    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160, 160, 160)}
 
 
 def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
@@ -53,7 +53,7 @@ def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
     state.routed("r", winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
-    assert state.ledger.counts() == {winner: (1, 0, 0, 0)}
+    assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0)}
     load = load_of(winner, state.views.seen(winner), state.ledger.counts_of(winner))
     assert (load.num_outstanding, load.num_waiting) == (1, 0)
     state.ended("r")
@@ -121,7 +121,7 @@ def test_what_was_sent_and_reported_makes_the_prefix_favourite(state: RouterStat
     state.observe(report("b", number=2, block_hashes_evicted=CHAIN))
     state.observe(report("c", number=2, block_hashes_added=CHAIN))
     decision = state.choose(request("t", block_hashes=CHAIN), ["a", "b", "c"])
-    assert (decision.replica_id, decision.reason) == ("c", "prefix_affinity")
+    assert (decision.replica_id, decision.reason) == ("c", "cost_s")
 
 
 @pytest.mark.parametrize("bare_number", [5, 6], ids=["of the same step", "of a later step"])
@@ -142,8 +142,8 @@ def test_a_life_that_is_over_changes_nothing_and_its_cache_is_forgotten(state: R
     assert state.index.match(CHAIN) == {"c": 1}
 
 
-def test_without_affinity_no_prefix_is_learned(clock: Clock) -> None:
-    state = RouterState(RouterConfig(weights={"prefix_affinity": 0.0}), clock=clock)
+def test_without_prefix_caches_no_prefix_is_learned(clock: Clock) -> None:
+    state = RouterState(RouterConfig(prefix_caching=False), clock=clock)
     assert not state.uses_prefixes
     state.observe(report("a", block_hashes_added=CHAIN, block_hashes_number=1))
     state.choose(request("r", block_hashes=CHAIN), ["a", "b"])
