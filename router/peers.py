@@ -1,7 +1,8 @@
 """How far this router's knowledge reaches: how many routers send to the same replicas, and how old reports are.
 
 Nobody tells it; both are measured. What reports count, over all replicas, is what all routers sent: over our own it
-is their number. (Reports are older than our own count; where traffic is steady that is the same.) How long it takes until a report includes a request of ours is how late reports are.
+is their number. (Reports are older than our own count; where traffic is steady that is the same.) How long it takes
+until a report includes a request of ours is how late reports are.
 
     routers     = requests reported / our own in flight, smoothed
     unseen      = (routers - 1) * our own that no report includes yet, smoothed: what others sent and no report tells of

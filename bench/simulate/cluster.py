@@ -1,7 +1,7 @@
 """A cluster in virtual time: routers, replicas, and the windows in which they run beside each other.
 
-What a replica says at time t is heard by the routers at t + back or later; what they send at t reaches a replica at t or later.
-So with windows of back / 4 nobody has to wait for the present:
+What a replica says at time t is heard by the routers at t + back or later; what they send at t reaches a replica at t
+or later. So with windows of back / 4 nobody has to wait for the present:
 
     window         k          k + 1      k + 2      k + 3      k + 4
     routers        done       done       done       done       run: know all that was said before the end of window k

@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 class SimulatedReplica:
     """`submit` in order of time, `advance`, then take what is in `accepted`, `started` (first token) and `ended` (and
-    clear it). `now_s` is the next step boundary, or when the replica last fell idle. `totals` may be shared by replicas."""
+    clear it). `now_s` is the next step boundary, or when the replica last fell idle. `totals` may be shared."""
 
     def __init__(
         self,

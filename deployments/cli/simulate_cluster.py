@@ -15,7 +15,8 @@ from deployments.cli import flags
 from deployments.cli.console import Console, Pause, result_lines
 from deployments.cli.flags import flag_of
 from deployments.cli.simulate_cost import given_cost
-from deployments.config import ModelSettings, RouterSettings
+from deployments.config import ModelSettings
+from deployments.router_settings import RouterSettings
 from replica.config import SchedulerConfig
 from replica.errors import BrimfulError, ErrorInfo, SettingError, error_from_info
 
