@@ -12,6 +12,9 @@ STALE_SHARE = 0.5
 WAITING_WEIGHT = 6.0
 KV_PRESSURE_FROM = 0.5
 
+OWN = 0.5
+"""So much more counts a request that is our own: of those we know that they are still there."""
+
 
 def load_of(
     replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_share: float = 0.0, computed_ratio: float = 1.0
@@ -29,7 +32,8 @@ def load_of(
     settled, settled_tokens = num_ours - pending, own.prefill_tokens - own.pending_prefill_tokens
     if seen is None:
         known = (NEVER, pending, num_ours, pending, num_ours, num_ours, False, 0.0, 0.0, 1, 1)
-        return ReplicaLoad(replica_id, None, *known, settled, settled_tokens, own.pending_prefill_tokens)
+        own_company = pending + OWN * settled
+        return ReplicaLoad(replica_id, None, *known, settled, settled_tokens, own_company, own.pending_prefill_tokens)
     report = seen.report
     num_waiting = report.num_waiting + pending
     num_reported = report.num_running + report.num_waiting
@@ -40,6 +44,8 @@ def load_of(
     backlog_tokens = waiting_tokens * computed_ratio + prefill_tokens
     claimed_tokens = waiting_tokens + prefill_tokens + own.pending_tokens + own.pending_output_tokens
     kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
+    pressure = WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM)
+    num_settled = num_reported + own_share * (settled - num_reported)
     return ReplicaLoad(
         replica_id=replica_id,
         report=report,
@@ -48,14 +54,17 @@ def load_of(
         num_in_flight=num_ours,
         num_waiting=num_waiting,
         num_outstanding=num_outstanding,
-        cost=num_outstanding + num_waiting * WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM),
+        cost=num_outstanding + num_waiting * pressure,
         would_wait=num_outstanding >= report.max_num_seqs,
         kv_usage_ratio=kv_usage_ratio,
         num_blocks_available=min(total, num_free - claimed_tokens / size),
         block_size=size,
         num_blocks_total=total,
-        num_settled=num_reported + own_share * (settled - num_reported),
+        company=max(0.0, num_settled + report.num_waiting * pressure),
         backlog_tokens=max(0.0, backlog_tokens + own_share * (settled_tokens - backlog_tokens)),
+        own_company=pending * (1.0 + pressure)
+        + OWN * settled
+        + max(0.0, num_settled + pending + 1 - report.max_num_seqs),
         pending_prefill_tokens=own.pending_prefill_tokens,
     )
 

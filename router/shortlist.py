@@ -50,9 +50,14 @@ class FavouritesAndSample:
     def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], matched: Mapping[str, int]) -> Sequence[str]:
         if len(replica_ids) <= MAX_SCORED:
             return replica_ids
-        known = [replica_id for replica_id in replica_ids if replica_id in matched] if matched else []
-        favourites = sorted(known, key=matched.__getitem__)[-MAX_FAVOURITES:]
-        drawn = self._rng.sample(replica_ids, MAX_SCORED - len(favourites))
+        favourites: list[str] = []
+        if matched:
+            allowed = set(replica_ids)
+            favourites = sorted([one for one in matched if one in allowed], key=matched.__getitem__)[-MAX_FAVOURITES:]
+        num, draw = len(replica_ids), self._rng.random
+        drawn = [
+            replica_ids[int(draw() * num)] for _ in range(MAX_SCORED - len(favourites))
+        ]  # one or two of them twice
         return list(dict.fromkeys([*favourites, *drawn]))  # in an order that no process's `hash` decides
 
 

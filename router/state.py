@@ -200,13 +200,14 @@ class RouterState:
 
     def _ramp(self, views: list[ReplicaView], now: float) -> None:
         """How warm those are that were first heard of lately; the others are warm and are forgotten here."""
-        ramp_s = self.config.ramp_s
+        ramp_s, cold = self.config.ramp_s, self._cold
         for replica_id in [one for one, since_s in list(self._cold.items()) if now - since_s >= ramp_s]:
             self._cold.pop(replica_id, None)
-        for i, view in enumerate(views):
-            since_s = self._cold.get(view.load.replica_id)
-            if since_s is not None:
-                views[i] = view._replace(ramp=(now - since_s) / ramp_s)
+        new = [i for i, view in enumerate(views) if view.load.replica_id in cold]
+        if len(new) < len(views):  # beside warm ones
+            for i in new:
+                load, _, is_stale, _ = views[i]
+                views[i] = ReplicaView(load, 0, is_stale, (now - cold.get(load.replica_id, now)) / ramp_s)
 
     def _refresh(self, replica_ids: Sequence[str]) -> None:
         """Look again at the replicas that changed since the last decision, and at those never looked at."""

@@ -37,8 +37,9 @@ class ReplicaLoad:
     finds no free place in the running batch); `kv_usage_ratio` (prompts just sent count as held);
     `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
     take; may be negative); `block_size` and `num_blocks_total` are the report's, but at
-    least 1. Apart from what pends: `num_settled` requests there, `backlog_tokens` that they have to prefill; and
-    `pending_prefill_tokens`, what the pending ones have.
+    least 1. What `cost_s` looks at, reports and our pending requests apart: `company` (requests there, weighted as in
+    `cost`) with the `backlog_tokens` that they have to prefill; `own_company` (our pending ones, once more for those
+    without a place, and something for all that are ours) with `pending_prefill_tokens`.
     """
 
     replica_id: str
@@ -54,8 +55,9 @@ class ReplicaLoad:
     num_blocks_available: float
     block_size: int
     num_blocks_total: int
-    num_settled: float
+    company: float
     backlog_tokens: float
+    own_company: float
     pending_prefill_tokens: int
 
 

@@ -14,29 +14,25 @@ taken to lie where it was to be sent, in the lowest loads, up to a level:  sum(m
 * seconds of one. Below it loads don't differ, and prefixes and our own requests decide. Alone, a router has no level.
 
 A cached prefix is worth the seconds that it saves, so it is let go as soon as more than that waits in front of it.
-Rates are those that replicas measure. A replica's own prefill rate counts while it has a full step of prefill to do;
-with less, its rate says how little there was, and the best rate of all candidates is taken. Seconds of one decode: the
-expected output over the best decode rate.
+Computing again what lies elsewhere counts `AGAIN` times: others wait for it too, and the copy displaces another prefix.
+Rates are the best that any candidate has measured: a low one mostly says how little there was to compute. Seconds of
+one decode: the expected output over the decode rate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from zlib import crc32
 
-from router.load import KV_PRESSURE_FROM, WAITING_WEIGHT, stale_as_loaded
+from router.load import stale_as_loaded
 from router.peers import PeerEstimate
-from router.shortlist import session_of
 from router.types import ReplicaView, RouteRequest
 
-SLOWEST = 4.0
-"""A measured rate is believed to be at most so many times below the best."""
-
-OWN = 0.5
 COMPANY = 0.1
-SAVE = 3.0
-HOME = 0.0
-"""So much more counts a request there that is our own: of those we know that they are still there."""
+"""Seconds of company for a second of one request's decode: requests share their steps."""
+
+AGAIN = 3.0
+"""A token that is cached elsewhere and computed again counts so many times: it delays others, and its copy takes the
+place of another prefix."""
 
 DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
 DEFAULT_DECODE_TOKENS_PER_S = 1000.0
@@ -55,60 +51,45 @@ class CostS:
 
     def __call__(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]:
         tau_s = self.tau_s
-        return stale_as_loaded(views, [tau_s / (tau_s + max(0.0, cost)) for cost in self.costs(request, views)])
+        return stale_as_loaded(
+            views, [tau_s / (tau_s + cost) if cost > 0.0 else 1.0 for cost in self.costs(request, views)]
+        )
 
     def costs(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]:
         """Seconds, in the order given."""
-        reports = [report for view in views if (report := view.load.report) is not None]
-        prefill_rate = max([report.prefill_tokens_per_s for report in reports], default=0.0)
-        prefill_rate = prefill_rate or DEFAULT_PREFILL_TOKENS_PER_S
-        decode_rate = max([report.decode_tokens_per_s for report in reports], default=0.0)
-        num_prompt = request.num_prompt_tokens
+        peers, num_prompt = self.peers, request.num_prompt_tokens
         num_output = request.expected_output_tokens(self.expected_output_tokens)
-        each_s = COMPANY * num_output / request.n / (decode_rate or DEFAULT_DECODE_TOKENS_PER_S)
-        best_cached = max([view.matched_blocks * view.load.block_size for view in views])
-        lag_s = self.peers.lag_s
-        loads, costs = [], []
-        for load, matched_blocks, _, _ in views:
-            report = load.report
-            num_cached = matched_blocks * load.block_size
-            tokens = (
-                load.pending_prefill_tokens
-                + (num_prompt - num_cached if num_cached < num_prompt else 1)
-                + (SAVE - 1) * (best_cached - min(num_cached, num_prompt))
-            )
-            pending = load.num_pending + OWN * (load.num_in_flight - load.num_pending)
-            if report is None:
-                loads.append(load.num_settled * each_s + load.backlog_tokens / prefill_rate)
-                costs.append(pending * each_s + tokens / prefill_rate)
-                continue
-            pressure = load.kv_usage_ratio - KV_PRESSURE_FROM
-            company = load.num_settled
-            if pressure > 0:
-                company += report.num_waiting * WAITING_WEIGHT * pressure
-                pending += pending * WAITING_WEIGHT * pressure
-            backlog_s = load.backlog_tokens / prefill_rate - lag_s
-            loads.append(company * each_s + (backlog_s if backlog_s > 0 else 0.0))
-            beyond = load.num_settled + load.num_pending + 1 - report.max_num_seqs
-            if beyond > 0:
-                pending += beyond
-            num_blocks = -(-(num_prompt + num_output) // load.block_size)
-            missing = max(1, num_blocks - matched_blocks) - load.num_blocks_available
-            cost = pending * each_s + tokens / prefill_rate
-            if missing > 0:
+        token_s, each_s = _seconds(views, num_output / request.n)
+        most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
+        loads, costs, lag_s = [], [], peers.lag_s
+        for load, num_matched, _, _ in views:
+            size = load.block_size
+            backlog_s = load.backlog_tokens * token_s - lag_s
+            load_s = load.company * each_s
+            loads.append(load_s + backlog_s if backlog_s > 0 else load_s)
+            tokens = load.pending_prefill_tokens + num_prompt
+            if most_cached:
+                num_cached = num_matched * size
+                tokens += (AGAIN - 1.0) * most_cached - AGAIN * (num_cached if num_cached < num_prompt else num_prompt)
+            cost = load.own_company * each_s + tokens * token_s
+            num_blocks = -(-(num_prompt + num_output) // size)
+            missing = num_blocks - num_matched - load.num_blocks_available
+            if missing > 0 and (report := load.report) is not None:
                 cost += min(1.0, missing / num_blocks) * each_s * (1 + report.num_running)
             costs.append(cost)
-        if HOME:
-            home = max(
-                range(len(views)), key=lambda i: crc32(views[i].load.replica_id.encode(), crc32(session_of(request)))
-            )
-            costs[home] -= HOME * num_prompt / prefill_rate
-        unseen_s = self.peers.unseen * len(views) / max(len(views), self.peers.num_replicas)
-        unseen_s *= each_s + self.peers.prompt_tokens / prefill_rate
-        level = water_level(loads, unseen_s)
-        return _ramped(
-            views, [cost + (load if load > level else level) for load, cost in zip(loads, costs, strict=True)]
-        )
+        unseen_s = peers.unseen * len(views) / max(len(views), peers.num_replicas)
+        level = water_level(loads, unseen_s * (each_s + peers.prompt_tokens * token_s))
+        costs = [cost + (load if load > level else level) for load, cost in zip(loads, costs, strict=True)]
+        return _ramped(views, costs)
+
+
+def _seconds(views: list[ReplicaView], num_output: float) -> tuple[float, float]:
+    """Of a token's prefill, and of a request's company."""
+    reports = [report for view in views if (report := view.load.report) is not None]
+    prefill_rate = max([report.prefill_tokens_per_s for report in reports], default=0.0)
+    decode_rate = max([report.decode_tokens_per_s for report in reports], default=0.0)
+    each_s = COMPANY * num_output / (decode_rate or DEFAULT_DECODE_TOKENS_PER_S)
+    return 1.0 / (prefill_rate or DEFAULT_PREFILL_TOKENS_PER_S), each_s
 
 
 def water_level(loads: list[float], amount: float) -> float:

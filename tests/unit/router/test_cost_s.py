@@ -38,9 +38,10 @@ def test_the_score_is_a_half_where_the_cost_is_tau() -> None:
         ({"num_running": 2, "num_prefill_tokens": 300}, 2 * EACH_S + 0.3),
         ({"num_waiting": 1, "num_waiting_tokens": 500}, EACH_S + 0.5),
         ({"counts": (1, 1, 100, 50, 100, 100)}, EACH_S + 0.1),
+        ({"num_running": 2, "counts": (2, 0)}, 3 * EACH_S),
         ({"num_running": 64}, 65 * EACH_S),
     ],
-    ids=["company", "mid-prefill", "waiting", "just sent", "no place"],
+    ids=["company", "mid-prefill", "waiting", "just sent", "ours for certain", "no place"],
 )
 def test_what_is_there_already_costs_seconds(busy: dict[str, object], more_s: float) -> None:
     idle, loaded = costs(view("a", **RATES), view("b", **(RATES | busy)))  # type: ignore[arg-type]
@@ -97,7 +98,7 @@ def test_alone_an_old_report_counts_less_than_the_ledger() -> None:
     peers.decided(request(), 0, 6.0)
     assert peers.own_share == pytest.approx(0.95, abs=0.01)
     old = load_of("a", SeenReport(report(num_running=40), 0.0), LedgerCounts(10, 0), peers.own_share)
-    assert old.num_settled == pytest.approx(11.5, abs=0.1)
+    assert old.company == pytest.approx(11.5, abs=0.1)
 
 
 def test_a_cold_replica_counts_nearly_as_busy_as_the_others_at_first() -> None:
