@@ -62,7 +62,7 @@ def routing(
     began_s = time.monotonic()
     cells = _cells(shape, replicas, report_delay, routers, quick=quick)
     policies = _policies(policy)
-    _check(seeds, first_seed, length)
+    _check(seeds, first_seed, length, workers)
     given_cost(cost)
     share = length * (QUICK_SHARE if quick else 1.0)
     console = Console(sys.stderr)
@@ -129,13 +129,15 @@ def _known(flag: str, given: Repeated, allowed: Collection[str]) -> list[str]:
     return list(given or allowed)
 
 
-def _check(seeds: int, first_seed: int, length: float) -> None:
+def _check(seeds: int, first_seed: int, length: float, workers: int | None) -> None:
     if not 1 <= seeds <= 1000:
         raise SettingError("--seeds", seeds, "from 1 to 1000")
     if not 0 <= first_seed <= 1_000_000:
         raise SettingError("--first-seed", first_seed, "from 0 to 1000000")
     if not 0.01 <= length <= 100.0:
         raise SettingError("--length", length, "from 0.01 to 100")
+    if workers is not None and not 1 <= workers <= 256:
+        raise SettingError("--workers", workers, "from 1 to 256")
 
 
 def _speeds() -> list[DecisionSpeed]:
