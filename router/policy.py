@@ -43,7 +43,7 @@ MAX_RANKED = 8
 
 class Policy:
     """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off. `shortlist`: whom `decide` is to
-    be shown of all replicas; None: everybody."""
+    be shown of all replicas; None: everybody. `tau_s`: what turns the score of `cost_s` into seconds again."""
 
     def __init__(
         self,
@@ -52,9 +52,11 @@ class Policy:
         scorers: Sequence[tuple[Scorer, float]],
         picker: Picker,
         shortlist: Shortlist | None = None,
+        tau_s: float = 1.0,
     ) -> None:
         self.name = name
         self.shortlist = shortlist
+        self._tau_s = tau_s
         self._filters = tuple(filters)
         total = sum(weight for _, weight in scorers)
         self._scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
@@ -77,12 +79,14 @@ class Policy:
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         order = self._picker(totals)
         winner = order[0]
+        parts = {name: scores[winner] for name, _, scores in columns}
         return Decision(
             policy=self.name,
             ranking=tuple([(candidates[i].load.replica_id, totals[i]) for i in order[:MAX_RANKED]]),
-            parts={name: scores[winner] for name, _, scores in columns},
+            parts=parts,
             report_age_s=now - candidates[winner].load.arrived_at_s,
             reason=ignored or _reason(columns, totals, order),
+            cost_s=self._tau_s * (1.0 / parts["cost_s"] - 1.0) if parts.get("cost_s") else None,
         )
 
     def _filter(self, request: RouteRequest, views: list[ReplicaView]) -> tuple[list[ReplicaView], str]:
@@ -108,7 +112,9 @@ def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate |
             QueueDepth(),
             PrefixAffinity(config.imbalance_cap),
         ]
-        return Policy("weighted", filters, [(scorer, weights[scorer.name]) for scorer in scorers], tied, sample)
+        return Policy(
+            "weighted", filters, [(scorer, weights[scorer.name]) for scorer in scorers], tied, sample, config.tau_s
+        )
     exact = BestWithRandomTies(rng, 0.0)
     simple: dict[str, tuple[Scorer, Shortlist]] = {
         "round_robin": (InOrder(), InTurn(rng)),

@@ -269,6 +269,8 @@ class RouterState:
         self._metrics.inc("router_decisions", model_name=model_name, policy=decision.policy, reason=decision.reason)
         self._metrics.observe("router_decision_seconds", duration_s, model_name=model_name)
         self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=model_name)
+        if decision.cost_s is not None:
+            self._metrics.observe("router_cost_seconds", decision.cost_s, model_name=model_name)
         if decision.report_age_s != float("inf"):
             self._metrics.observe("router_report_age_seconds", decision.report_age_s, model_name=model_name)
 

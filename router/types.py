@@ -104,7 +104,7 @@ class Decision:
     """Which replica, and why: the best ones in order with total scores, and each scorer's part for the winner.
 
     `reason` is the one word for it that metrics count: see `Policy`. `report_age_s` is the age of the winner's report,
-    infinite when it has none.
+    infinite when it has none. `cost_s`: seconds that the winner was expected to cost; None when nobody asked.
     """
 
     policy: str
@@ -112,6 +112,7 @@ class Decision:
     parts: dict[str, float]
     report_age_s: float
     reason: str = ""
+    cost_s: float | None = None
 
     @property
     def replica_id(self) -> str:

@@ -132,3 +132,12 @@ def test_a_setting_out_of_range_is_named(changes: dict[str, Any], setting: str) 
     with pytest.raises(SettingError) as caught:
         RouterConfig(**changes)
     assert caught.value.param == setting
+
+
+def test_a_decision_tells_what_it_expects_the_request_to_cost() -> None:
+    config = RouterConfig(tau_s=2.0)
+    busy = view("b", num_running=9, prefill_tokens_per_s=1000.0, decode_tokens_per_s=100.0)
+    decision = decide([view("a", prefill_tokens_per_s=1000.0, decode_tokens_per_s=100.0), busy], config=config)
+    assert (decision.replica_id, decision.reason) == ("a", "cost_s")
+    assert decision.cost_s == pytest.approx(0.16)
+    assert decide([view("a")]).cost_s is None
