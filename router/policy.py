@@ -102,7 +102,7 @@ class Policy:
 
 def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate | None = None) -> Policy:
     """The policy that `config` describes. `peers`: what is known of other routers; None: there are none."""
-    filters = [NotDraining(), QueueNotFull(config.max_num_queued_seqs)]
+    filters: list[Filter] = [NotDraining(), QueueNotFull(config.max_num_queued_seqs)]
     tied, sample = BestWithRandomTies(rng, TIE_MARGIN), FavouritesAndSample(rng)
     if config.policy == "scores":
         weights = config.all_weights

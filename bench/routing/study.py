@@ -80,7 +80,8 @@ def measure(job: Job) -> Measured:
     """All seeds of one job, one after the other."""
     began_s = time.process_time()
     columns = zip(*(_play(job, seed) for seed in job.seeds), strict=True)
-    return Measured(job.policy, *(fmean(column) for column in columns), time.process_time() - began_s)
+    means = [fmean(column) for column in columns]
+    return Measured._make([job.policy, *means, time.process_time() - began_s])
 
 
 def _play(job: Job, seed: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ which is the worst case for herding; a request is known to the router that it ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from router.state import RouterState
 from router.types import RouteRequest
 
 EPOCH = "1"
-_NO_LOAD = (*(0,) * (len(LOAD_FIELDS) - 2), (), ())
+_NO_LOAD: tuple[Any, ...] = (*[0] * (len(LOAD_FIELDS) - 2), (), ())
 
 
 class Front:
@@ -122,7 +123,7 @@ class Front:
 
     def _session(self, number: int) -> str:
         """The conversation: what its prompts begin with, beyond the first block, which may be common to all."""
-        blocks = self._trace.block_ids[number] if self._trace.block_ids else ()
+        blocks: Sequence[int] = self._trace.block_ids[number] if self._trace.block_ids else ()
         return f"conversation-{blocks[1]}" if len(blocks) > 1 else ""
 
     def _observe(self, news: News) -> None:

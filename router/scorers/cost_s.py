@@ -67,7 +67,7 @@ class CostS:
             backlog_s = load.backlog_tokens * token_s - lag_s
             load_s = load.company * each_s
             loads.append(load_s + backlog_s if backlog_s > 0 else load_s)
-            tokens = load.pending_prefill_tokens + num_prompt
+            tokens: float = load.pending_prefill_tokens + num_prompt
             if most_cached:
                 num_cached = num_matched * size
                 tokens += (AGAIN - 1.0) * most_cached - AGAIN * (num_cached if num_cached < num_prompt else num_prompt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from replica.request import LoadReport
@@ -13,7 +15,7 @@ from router.types import ReplicaView
 from router.views import SeenReport
 from tests.unit.router.loads import report, request, view
 
-RATES = {"prefill_tokens_per_s": 1000.0, "decode_tokens_per_s": 100.0}
+RATES: dict[str, Any] = {"prefill_tokens_per_s": 1000.0, "decode_tokens_per_s": 100.0}
 WANTED = request(block_hashes=tuple(bytes([i]) for i in range(10)))
 EACH_S = COMPANY * 160 / 100
 """What one request of company counts."""
@@ -43,8 +45,8 @@ def test_the_score_is_a_half_where_the_cost_is_tau() -> None:
     ],
     ids=["company", "mid-prefill", "waiting", "just sent", "ours for certain", "no place"],
 )
-def test_what_is_there_already_costs_seconds(busy: dict[str, object], more_s: float) -> None:
-    idle, loaded = costs(view("a", **RATES), view("b", **(RATES | busy)))  # type: ignore[arg-type]
+def test_what_is_there_already_costs_seconds(busy: dict[str, Any], more_s: float) -> None:
+    idle, loaded = costs(view("a", **RATES), view("b", **(RATES | busy)))
     assert loaded - idle == pytest.approx(more_s)
 
 

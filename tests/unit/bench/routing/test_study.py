@@ -55,4 +55,4 @@ def test_a_burst_spreads_whatever_the_age_of_reports(delay_s: float) -> None:
 def test_decisions_are_timed_without_the_news_between_them() -> None:
     ticks = itertools.count()
     speed = time_decisions(64, 50, RouterConfig(), lambda: next(ticks) * 1e-6)
-    assert (speed.num_replicas, speed.mean_us, speed.p99_us) == (64, pytest.approx(1.0), pytest.approx(1.0))
+    assert (speed.num_replicas, round(speed.mean_us, 6), round(speed.p99_us, 6)) == (64, 1.0, 1.0)
