@@ -95,11 +95,15 @@ class OnRing:
         self._owners: list[str] = []
 
     def __call__(self, request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]) -> Sequence[str]:
+        return self.first(request, replica_ids, NUM_LISTED)
+
+    def first(self, request: RouteRequest, replica_ids: Sequence[str], num: int) -> list[str]:
+        """The `num` replicas (or all) that come first from the session's place on."""
         allowed = set(replica_ids)
         if not self._on_ring >= allowed or len(self._on_ring) > 2 * len(allowed):
             self._build(allowed)
         place = bisect(self._places, _hash(session_of(request)))
-        num_wanted = min(len(allowed), NUM_LISTED)
+        num_wanted = min(len(allowed), num)
         listed: dict[str, None] = {}
         while len(listed) < num_wanted:
             owner = self._owners[place % len(self._owners)]

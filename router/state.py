@@ -19,6 +19,7 @@ from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
 from router.prefix_index import PrefixIndex
+from router.shortlist import SESSION_BLOCKS, OnRing
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
 
@@ -85,9 +86,12 @@ class RouterState:
             now = self._clock()
             self._expire(now)
             matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
+            home = self._home_of(request, candidates, matched)
             if self.policy.shortlist is not None:
                 candidates = self.policy.shortlist(request, candidates, matched)
-            decision = self.policy.decide(request, self._see(candidates, matched, now), now)
+            if home is not None and home not in candidates:
+                candidates = [*candidates, home]
+            decision = self.policy.decide(request, self._see(candidates, matched, now, home), now)
             winner = decision.replica_id
             cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
@@ -184,7 +188,18 @@ class RouterState:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
-    def _see(self, replica_ids: Sequence[str], matched: dict[str, int], now: float) -> list[ReplicaView]:
+    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: dict[str, int]) -> str | None:
+        """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
+        of a kind, so that they are found again before any report tells of them."""
+        if not self.uses_prefixes or not request.block_hashes or self.config.policy != "scores":
+            return None
+        if max(matched.values(), default=0) >= min(SESSION_BLOCKS, len(request.block_hashes)):
+            return None
+        return self._ring.first(request, replica_ids, 1)[0]
+
+    def _see(
+        self, replica_ids: Sequence[str], matched: dict[str, int], now: float, home: str | None = None
+    ) -> list[ReplicaView]:
         self._refresh(replica_ids)
         views = [self._known[replica_id] for replica_id in replica_ids]
         believed_from_s = now - self.config.stale_after_s
@@ -194,8 +209,11 @@ class RouterState:
             self._ramp(views, now)
         if matched:
             for i in [i for i, replica_id in enumerate(replica_ids) if replica_id in matched]:
-                load, _, is_stale, ramp = views[i]
+                load, _, is_stale, ramp, _ = views[i]
                 views[i] = ReplicaView(load, matched[load.replica_id], is_stale, ramp)
+        if home is not None:
+            i = replica_ids.index(home)
+            views[i] = views[i]._replace(is_home=True)
         return views
 
     def _ramp(self, views: list[ReplicaView], now: float) -> None:
@@ -206,7 +224,7 @@ class RouterState:
         new = [i for i, view in enumerate(views) if view.load.replica_id in cold]
         if len(new) < len(views):  # beside warm ones
             for i in new:
-                load, _, is_stale, _ = views[i]
+                load, _, is_stale, _, _ = views[i]
                 views[i] = ReplicaView(load, 0, is_stale, (now - cold.get(load.replica_id, now)) / ramp_s)
 
     def _refresh(self, replica_ids: Sequence[str]) -> None:
@@ -228,6 +246,7 @@ class RouterState:
     def _build(self, config: RouterConfig) -> None:
         self.config = config
         self.uses_prefixes = config.uses_prefixes
+        self._ring = OnRing()
         self._peers = PeerEstimate()
         self.policy = build_policy(config, self._rng, self._peers)
         self.ledger = InflightLedger(

@@ -66,13 +66,14 @@ class ReplicaView(NamedTuple):
 
     `matched_blocks` is how many of the request's leading blocks are believed to lie in the replica's prefix cache.
     `is_stale`: no report, or one too old to be believed. `ramp`: its place on the way from cold (0: just heard of) to
-    warm (1).
+    warm (1). `is_home`: nobody is known to hold the prompt's beginning, and all routers would look for it here.
     """
 
     load: ReplicaLoad
     matched_blocks: int = 0
     is_stale: bool = False
     ramp: float = 1.0
+    is_home: bool = False
 
 
 class Filter(Protocol):

@@ -15,6 +15,7 @@ taken to lie where it was to be sent, in the lowest loads, up to a level:  sum(m
 
 A cached prefix is worth the seconds that it saves, so it is let go as soon as more than that waits in front of it.
 Computing again what lies elsewhere counts `AGAIN` times: others wait for it too, and the copy displaces another prefix.
+While nobody is known to hold its beginning, a prompt costs a little less at its home, which every router finds alike.
 Rates are the best that any candidate has measured: a low one mostly says how little there was to compute. Seconds of
 one decode: the expected output over the decode rate.
 """
@@ -33,6 +34,9 @@ COMPANY = 0.1
 AGAIN = 3.0
 """A token that is cached elsewhere and computed again counts so many times: it delays others, and its copy takes the
 place of another prefix."""
+
+AT_HOME = 0.5
+"""Share of its prefill (of a usual prompt's, if it is longer) that a request saves others where it is looked for."""
 
 DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
 DEFAULT_DECODE_TOKENS_PER_S = 1000.0
@@ -62,7 +66,8 @@ class CostS:
         token_s, each_s = _seconds(views, num_output / request.n)
         most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
         loads, costs, lag_s = [], [], peers.lag_s
-        for load, num_matched, _, _ in views:
+        home_s = AT_HOME * min(num_prompt, peers.prompt_tokens) * token_s
+        for load, num_matched, _, _, is_home in views:
             size = load.block_size
             backlog_s = load.backlog_tokens * token_s - lag_s
             load_s = load.company * each_s
@@ -72,6 +77,8 @@ class CostS:
                 num_cached = num_matched * size
                 tokens += (AGAIN - 1.0) * most_cached - AGAIN * (num_cached if num_cached < num_prompt else num_prompt)
             cost = load.own_company * each_s + tokens * token_s
+            if is_home:
+                cost -= home_s
             num_blocks = -(-(num_prompt + num_output) // size)
             missing = num_blocks - num_matched - load.num_blocks_available
             if missing > 0 and (report := load.report) is not None:
