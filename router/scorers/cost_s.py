@@ -66,7 +66,7 @@ class CostS:
         token_s, each_s = _seconds(views, num_output / request.n)
         most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
         loads, costs, lag_s = [], [], peers.lag_s
-        home_s = AT_HOME * min(num_prompt, peers.prompt_tokens) * token_s
+        home_s = AT_HOME * min(num_prompt, peers.prompt_tokens or num_prompt) * token_s
         for load, num_matched, _, _, is_home in views:
             size = load.block_size
             backlog_s = load.backlog_tokens * token_s - lag_s

@@ -254,3 +254,30 @@ def test_router_and_ingress_threads_leave_an_empty_ledger(clock: Clock) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(live, range(4)))
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
+
+
+def test_a_prompt_that_nobody_holds_goes_home_and_every_router_knows_where(clock: Clock) -> None:
+    replica_ids = [f"replica-{i}" for i in range(8)]
+    chains = [tuple(bytes([kind, i]) for i in range(8)) for kind in range(20)]
+
+    def winners(seed: int) -> list[str]:
+        found = []
+        for number, chain in enumerate(chains):
+            state = RouterState(clock=clock, rng=random.Random(seed))
+            for replica_id in replica_ids:
+                state.observe(report(replica_id, num_running=4))
+            found.append(state.choose(request(f"r{number}", block_hashes=chain), replica_ids).replica_id)
+        return found
+
+    assert winners(1) == winners(2)
+    assert len(set(winners(1))) > 4
+
+
+def test_home_is_left_when_it_is_busier_by_more_than_the_prefill(state: RouterState) -> None:
+    chain = tuple(bytes([i]) for i in range(8))
+    home = state.choose(request("r", block_hashes=chain), ["a", "b", "c"]).replica_id
+    other = RouterState(clock=lambda: 100.0, rng=random.Random(3))
+    for replica_id in "abc":
+        busy = {"num_waiting": 4, "num_waiting_tokens": 2000} if replica_id == home else {}
+        other.observe(report(replica_id, **busy))
+    assert other.choose(request("r", block_hashes=chain), ["a", "b", "c"]).replica_id != home
