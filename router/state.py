@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,7 @@ class RouterState:
         self.views = ReplicaViews()
         self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
         self._cold: dict[str, float] = {}  # replica first heard of lately -> when
+        self._cold_order: deque[tuple[float, str]] = deque()
         self._build(config or RouterConfig())
 
     def configure(self, config: RouterConfig) -> None:
@@ -164,6 +166,7 @@ class RouterState:
             if before is None or before.report.epoch != report.epoch:
                 if self.config.ramp_s:
                     self._cold[report.replica_id] = now
+                    self._cold_order.append((now, report.replica_id))
                 self.prefix_changes.forget(report.replica_id)
         elif before is None or before.report.epoch != report.epoch:
             return  # of a life that is over
@@ -219,8 +222,10 @@ class RouterState:
     def _ramp(self, views: list[ReplicaView], now: float) -> None:
         """How warm those are that were first heard of lately; the others are warm and are forgotten here."""
         ramp_s, cold = self.config.ramp_s, self._cold
-        for replica_id in [one for one, since_s in list(self._cold.items()) if now - since_s >= ramp_s]:
-            self._cold.pop(replica_id, None)
+        while self._cold_order and now - self._cold_order[0][0] >= ramp_s:
+            since_s, replica_id = self._cold_order.popleft()
+            if cold.get(replica_id) == since_s:
+                cold.pop(replica_id, None)
         new = [i for i, view in enumerate(views) if view.load.replica_id in cold]
         if len(new) < len(views):  # beside warm ones
             for i in new:
@@ -256,6 +261,7 @@ class RouterState:
         self.prefix_changes = PrefixChanges(self.index)
         self._known = {}
         self._cold = {}
+        self._cold_order = deque()
         self._start_counters()
 
     def _start_counters(self) -> None:

@@ -1,7 +1,7 @@
 """How long one decision takes: the real `RouterState`, with news between any two decisions, as there is when it serves.
 
 Only `choose` is timed. Before each decision one report comes and one request is taken and one ends, so that a decision
-has something to look at again. Every prompt has `NUM_BLOCKS` blocks, which some replicas hold.
+has something to look at again. All replicas are warm. Every prompt has `NUM_BLOCKS` blocks, which some replicas hold.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ def time_decisions(
     """`clock`: seconds, as precise as there is."""
     rng = Random(0)
     names = [f"replica-{i}" for i in range(num_replicas)]
-    state = RouterState(config, rng=Random(1))
+    state = RouterState(replace(config, ramp_s=0.0), rng=Random(1))
     state.retain(names)
     chains = [tuple(rng.randbytes(32) for _ in range(NUM_BLOCKS)) for _ in range(NUM_PREFIXES)]
     for name in names:
