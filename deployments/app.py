@@ -74,7 +74,9 @@ def _replicas_of(model: ModelSettings, index: int, config: AppConfig, machine: M
 def router_settings(model: ModelSettings, config: AppConfig, bounds: SchedulerConfig) -> dict[str, Any]:
     """Fields of `RouterConfig` for the replicas of one model; `bounds` are their schedulers' settings."""
     return {
+        "policy": config.router.policy,
         "weights": config.router_weights(model),
+        "prefix_caching": model.enable_prefix_caching is not False,
         "max_num_queued_seqs": bounds.max_num_queued_seqs,
         # Nothing is heard of a request that waits, however long it may.
         "expire_after_s": max(EXPIRE_AFTER_S, bounds.queue_timeout_s + EXPIRE_MARGIN_S),

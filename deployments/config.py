@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field
 
 from deployments.machine import Machine
-from deployments.setting_errors import setting_error
+from deployments.router_settings import RouterSettings, Settings
 from replica.config import EngineConfig, ModelConfig, SchedulerConfig
 from replica.errors import ErrorInfo, SettingError, error_from_info
 
@@ -33,20 +33,6 @@ ROUTE_PATTERN = r"^/$|^(/[A-Za-z0-9_-]+)+$"
 
 # Sequences and tokens in a step where the operator says nothing: what each kind of device can keep full.
 DEVICE_LIMITS = {"cpu": (64, 512), "cuda": (256, 8192)}
-
-
-class Settings(BaseModel):
-    """Base of the tree: frozen, and a name that it doesn't know is an error. Types are strict: true is no number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
-
-    @classmethod
-    def checked(cls, args: object, *, path: str = "") -> Self:
-        """`args` as these settings. Raises `SettingError` for the first problem; `path` leads the setting's name."""
-        try:
-            return cls.model_validate(args)
-        except ValidationError as error:
-            raise setting_error(error, path) from None
 
 
 class ModelSettings(Settings):
@@ -191,20 +177,6 @@ class IngressSettings(Settings):
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="threads that tokenize, beside the event loop")
 
 
-class RouterSettings(Settings):
-    """Weights of the scorers that choose a replica; 0 switches one off. Bounds are those of `router/config.py`."""
-
-    kv_headroom: float = Field(default=1.0, ge=0, le=100, description="weight: free share of the KV cache")
-    queue_depth: float = Field(default=1.0, ge=0, le=100, description="weight: short waiting queue")
-    prefix_affinity: float = Field(default=1.0, ge=0, le=100, description="weight: prompt prefix already cached there")
-
-    @model_validator(mode="after")
-    def _some_weight(self) -> Self:
-        if not (self.kv_headroom or self.queue_depth or self.prefix_affinity):
-            raise ValueError("at least one weight above 0")
-        return self
-
-
 class AppConfig(Settings):
     """The whole application. `metrics_port_range`: ports of the machine on which replicas and ingresses serve metrics.
 
@@ -241,7 +213,7 @@ class AppConfig(Settings):
 
     def router_weights(self, model: ModelSettings) -> dict[str, float]:
         """Weights for the replicas of one model: without a prefix cache no prefix is cached anywhere."""
-        weights: dict[str, float] = self.router.model_dump()
+        weights = self.router.weights
         return weights | {"prefix_affinity": 0.0} if model.enable_prefix_caching is False else weights
 
     def _check_together(self, path: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from deployments.config import AppConfig, HttpSettings, ProxyLocation, ServeConfig, Settings
+from deployments.config import AppConfig, HttpSettings, ProxyLocation, ServeConfig
+from deployments.router_settings import Settings
 from replica.errors import SettingError
 
 

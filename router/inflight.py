@@ -29,26 +29,36 @@ if TYPE_CHECKING:
 
 class LedgerCounts(NamedTuple):
     """One replica's share of the ledger: sequences of open requests, and those that no report includes yet with their
-    tokens. A request for n answers is n sequences, as in reports; its prompt counts once."""
+    tokens. A request for n answers is n sequences, as in reports; its prompt counts once. `prefill_tokens`: what the
+    requests without a first token have to compute of their prompts (the cached beginning is left out), and how much
+    of that is of pending ones."""
 
     num_in_flight: int = 0
     num_pending: int = 0
     pending_tokens: int = 0
     pending_output_tokens: int = 0
+    prefill_tokens: int = 0
+    pending_prefill_tokens: int = 0
 
 
 NOTHING = LedgerCounts()
 
+LAG_WEIGHT = 0.05
+"""Of one request in the smoothed lag."""
+
 
 @dataclass(slots=True)
 class _Entry:
-    """`accepted_at` is the report position (epoch, number) current at acceptance, None before it."""
+    """`accepted_at` is the report position (epoch, number) current at acceptance, None before it. `prefill_tokens`: 0
+    from the first token on."""
 
     replica_id: str
     num_sequences: int
     prompt_tokens: int
     output_tokens: int
+    prefill_tokens: int
     heard_at_s: float
+    accepted_at_s: float = 0.0
     accepted_at: tuple[str, int] | None = None
     pending: bool = True
 
@@ -74,6 +84,8 @@ class InflightLedger:
         self._newest: dict[str, tuple[str, int]] = {}  # replica -> position of its newest report
         self._ended: OrderedDict[str, float] = OrderedDict()
         self._changed: set[str] = set()
+        self.report_lag_s = 0.0
+        """How long reports are behind: from a request's acceptance to the report that includes it, smoothed."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,15 +106,17 @@ class InflightLedger:
             changed, self._changed = self._changed, set()
             return changed
 
-    def sent(self, request: RouteRequest, replica_id: str, now: float) -> None:
-        """A decision fell. A request sent again (retry, continued stream) moves: it is open at one replica only."""
+    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> None:
+        """A decision fell; so much of the prompt is expected in the cache there. A request sent again (retry, continued
+        stream) moves: it is open at one replica only."""
         with self._lock:
             self._forget_ended(now)
             if request.request_id in self._ended:
                 return
             self._remove(request.request_id)
             output_tokens = request.expected_output_tokens(self._expected_output_tokens)
-            entry = _Entry(replica_id, request.n, request.num_prompt_tokens, output_tokens, now)
+            num_prompt = request.num_prompt_tokens
+            entry = _Entry(replica_id, request.n, num_prompt, output_tokens, max(1, num_prompt - cached_tokens), now)
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
 
@@ -134,13 +148,23 @@ class InflightLedger:
             if entry.accepted_at is not None:
                 return
             newest = self._newest.get(replica_id)
+            entry.accepted_at_s = now
             entry.accepted_at = (report.epoch, report.number) if report is not None else newest or ("", -1)
             if newest is not None and _made_after(newest, entry.accepted_at):
                 self._settle(request_id, entry)
             else:
                 self._accepted.setdefault(replica_id, set()).add(request_id)
 
-    def reported(self, report: LoadReport) -> None:
+    def started(self, request_id: str) -> None:
+        """Its first token came: nothing of its prompt is left to compute. Calling it again does nothing."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.prefill_tokens:
+                self._count(entry, -1, -1 if entry.pending else 0)
+                entry.prefill_tokens = 0
+                self._count(entry, 1, 1 if entry.pending else 0)
+
+    def reported(self, report: LoadReport, now: float | None = None) -> None:
         """A report came that is newer than all before it from that replica (`ReplicaViews` tells)."""
         with self._lock:
             newest = (report.epoch, report.number)
@@ -149,6 +173,8 @@ class InflightLedger:
                 entry = self._entries[request_id]
                 if entry.accepted_at is not None and _made_after(newest, entry.accepted_at):
                     self._settle(request_id, entry)
+                    if now is not None:
+                        self.report_lag_s += LAG_WEIGHT * (now - entry.accepted_at_s - self.report_lag_s)
 
     def ended(self, request_id: str, now: float) -> None:
         """The caller is done with the request, however it ended. Calling it again does nothing."""
@@ -194,6 +220,7 @@ class InflightLedger:
         self._count(entry, -1, -1 if entry.pending else 0)
         self._stop_awaiting(request_id, entry)
         entry.replica_id, entry.accepted_at, entry.pending = replica_id, None, True
+        entry.prefill_tokens = entry.prompt_tokens
         self._count(entry, 1, 1)
 
     def _settle(self, request_id: str, entry: _Entry) -> None:
@@ -217,6 +244,8 @@ class InflightLedger:
             old.num_pending + pending * entry.num_sequences,
             old.pending_tokens + pending * entry.prompt_tokens,
             old.pending_output_tokens + pending * entry.output_tokens,
+            old.prefill_tokens + in_flight * entry.prefill_tokens,
+            old.pending_prefill_tokens + pending * entry.prefill_tokens,
         )
         if new.num_in_flight:
             self._counts[entry.replica_id] = new

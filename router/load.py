@@ -12,44 +12,60 @@ STALE_SHARE = 0.5
 WAITING_WEIGHT = 6.0
 KV_PRESSURE_FROM = 0.5
 
+OWN = 0.5
+"""So much more counts a request that is our own: of those we know that they are still there."""
 
-def load_of(replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> ReplicaLoad:
+
+def load_of(
+    replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_share: float = 0.0, computed_ratio: float = 1.0
+) -> ReplicaLoad:
     """Put report and ledger together. Without a report there is only what we sent ourselves.
 
         cost = max(own in flight, waiting + running) + waiting * 6 * max(0, kv_usage - 0.5)
 
     Waiting requests weigh more the fuller the KV cache, because then they wait for blocks and not for a place. Requests
-    that no report includes yet count as waiting, and their prompts as blocks held.
+    that no report includes yet count as waiting, and their prompts as blocks held. `own_share`: how much more than the
+    report our ledger tells of what reports include; `computed_ratio`: share of waiting prompts that isn't cached
+    (`router/peers.py`).
     """
-    num_ours = own.num_in_flight
+    num_ours, pending = own.num_in_flight, own.num_pending
+    settled, settled_tokens = num_ours - pending, own.prefill_tokens - own.pending_prefill_tokens
     if seen is None:
-        pending = own.num_pending
-        return ReplicaLoad(
-            replica_id, None, NEVER, pending, num_ours, pending, num_ours, num_ours, False, 0.0, 0.0, 1, 1
-        )
+        known = (NEVER, pending, num_ours, pending, num_ours, num_ours, False, 0.0, 0.0, 1, 1)
+        own_company = pending + OWN * settled
+        return ReplicaLoad(replica_id, None, *known, settled, settled_tokens, own_company, own.pending_prefill_tokens)
     report = seen.report
-    num_waiting = report.num_waiting + own.num_pending
-    num_outstanding = max(num_ours, report.num_running + num_waiting)
+    num_waiting = report.num_waiting + pending
+    num_reported = report.num_running + report.num_waiting
+    num_outstanding = max(num_ours, num_reported + pending)
     size, total = max(1, report.block_size), max(1, report.num_blocks_total)
     num_free = report.num_blocks_free + report.num_blocks_cached
-    claimed_tokens = (
-        report.num_waiting_tokens + report.num_prefill_tokens + own.pending_tokens + own.pending_output_tokens
-    )
+    waiting_tokens, prefill_tokens = report.num_waiting_tokens, report.num_prefill_tokens
+    backlog_tokens = waiting_tokens * computed_ratio + prefill_tokens
+    claimed_tokens = waiting_tokens + prefill_tokens + own.pending_tokens + own.pending_output_tokens
     kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
+    pressure = WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM)
+    num_settled = num_reported + own_share * (settled - num_reported)
     return ReplicaLoad(
         replica_id=replica_id,
         report=report,
         arrived_at_s=seen.arrived_at_s,
-        num_pending=own.num_pending,
+        num_pending=pending,
         num_in_flight=num_ours,
         num_waiting=num_waiting,
         num_outstanding=num_outstanding,
-        cost=num_outstanding + num_waiting * WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM),
+        cost=num_outstanding + num_waiting * pressure,
         would_wait=num_outstanding >= report.max_num_seqs,
         kv_usage_ratio=kv_usage_ratio,
         num_blocks_available=min(total, num_free - claimed_tokens / size),
         block_size=size,
         num_blocks_total=total,
+        company=max(0.0, num_settled + report.num_waiting * pressure),
+        backlog_tokens=max(0.0, backlog_tokens + own_share * (settled_tokens - backlog_tokens)),
+        own_company=pending * (1.0 + pressure)
+        + OWN * settled
+        + max(0.0, num_settled + pending + 1 - report.max_num_seqs),
+        pending_prefill_tokens=own.pending_prefill_tokens,
     )
 
 

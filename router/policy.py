@@ -5,6 +5,10 @@
     total(candidate) = sum(weight * score) / sum(weights), in [0, 1]
     ranking = the picker's order of the totals, its first `MAX_RANKED`
 
+Simple policies, to compare with: `round_robin`, `power_of_two` (two drawn, the one with less of `num_outstanding`),
+`least_in_flight` (by our own requests alone), `session_affinity` (consistent hashing of the session). They have one
+scorer and say with their shortlist whom it sees.
+
 The decision's reason, in the order in which it is looked for:
     all_<filter>      a filter kept nobody and was passed over (all_draining, all_queue_full)
     only_candidate    there was no choice
@@ -20,25 +24,39 @@ from collections.abc import Sequence
 from replica.errors import Unavailable
 from router.config import RouterConfig
 from router.filters import NotDraining, QueueNotFull
+from router.peers import PeerEstimate
 from router.picker import BestWithRandomTies
+from router.scorers.cost_s import CostS
+from router.scorers.in_order import InOrder
 from router.scorers.kv_headroom import KvHeadroom
+from router.scorers.least_in_flight import LeastInFlight
 from router.scorers.prefix_affinity import PrefixAffinity
 from router.scorers.queue_depth import QueueDepth
+from router.shortlist import FavouritesAndSample, InTurn, OnRing, Shortlist, TwoDrawn
 from router.types import Decision, Filter, Picker, ReplicaView, RouteRequest, Scorer
 
-TIE_MARGIN = 0.01
+TIE_MARGIN = 0.002
 RETRY_AFTER_S = 1.0
 MAX_RANKED = 8
 """A decision names so many replicas. When none of them takes the request, it is time for another decision."""
 
 
 class Policy:
-    """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off."""
+    """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off. `shortlist`: whom `decide` is to
+    be shown of all replicas; None: everybody. `tau_s`: what turns the score of `cost_s` into seconds again."""
 
     def __init__(
-        self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
+        self,
+        name: str,
+        filters: Sequence[Filter],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+        shortlist: Shortlist | None = None,
+        tau_s: float = 1.0,
     ) -> None:
         self.name = name
+        self.shortlist = shortlist
+        self._tau_s = tau_s
         self._filters = tuple(filters)
         total = sum(weight for _, weight in scorers)
         self._scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
@@ -61,12 +79,14 @@ class Policy:
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         order = self._picker(totals)
         winner = order[0]
+        parts = {name: scores[winner] for name, _, scores in columns}
         return Decision(
             policy=self.name,
             ranking=tuple([(candidates[i].load.replica_id, totals[i]) for i in order[:MAX_RANKED]]),
-            parts={name: scores[winner] for name, _, scores in columns},
+            parts=parts,
             report_age_s=now - candidates[winner].load.arrived_at_s,
             reason=ignored or _reason(columns, totals, order),
+            cost_s=self._tau_s * (1.0 / parts["cost_s"] - 1.0) if parts.get("cost_s") else None,
         )
 
     def _filter(self, request: RouteRequest, views: list[ReplicaView]) -> tuple[list[ReplicaView], str]:
@@ -80,20 +100,30 @@ class Policy:
         return views, ignored
 
 
-def build_policy(config: RouterConfig, rng: random.Random) -> Policy:
-    """The policy that `config` describes."""
-    weights = config.all_weights
-    scorers: list[Scorer] = [
-        KvHeadroom(config.expected_output_tokens),
-        QueueDepth(),
-        PrefixAffinity(config.imbalance_cap),
-    ]
-    return Policy(
-        "weighted",
-        [NotDraining(), QueueNotFull(config.max_num_queued_seqs)],
-        [(scorer, weights[scorer.name]) for scorer in scorers],
-        BestWithRandomTies(rng, TIE_MARGIN),
-    )
+def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate | None = None) -> Policy:
+    """The policy that `config` describes. `peers`: what is known of other routers; None: there are none."""
+    filters: list[Filter] = [NotDraining(), QueueNotFull(config.max_num_queued_seqs)]
+    tied, sample = BestWithRandomTies(rng, TIE_MARGIN), FavouritesAndSample(rng)
+    if config.policy == "scores":
+        weights = config.all_weights
+        scorers: list[Scorer] = [
+            CostS(config.tau_s, config.expected_output_tokens, peers or PeerEstimate()),
+            KvHeadroom(config.expected_output_tokens),
+            QueueDepth(),
+            PrefixAffinity(config.imbalance_cap),
+        ]
+        return Policy(
+            "weighted", filters, [(scorer, weights[scorer.name]) for scorer in scorers], tied, sample, config.tau_s
+        )
+    exact = BestWithRandomTies(rng, 0.0)
+    simple: dict[str, tuple[Scorer, Shortlist]] = {
+        "round_robin": (InOrder(), InTurn(rng)),
+        "power_of_two": (QueueDepth(), TwoDrawn(rng)),
+        "least_in_flight": (LeastInFlight(), sample),
+        "session_affinity": (InOrder(), OnRing()),
+    }
+    scorer, shortlist = simple[config.policy]
+    return Policy(config.policy, filters, [(scorer, 1.0)], exact, shortlist)
 
 
 def _reason(columns: list[tuple[str, float, list[float]]], totals: list[float], order: list[int]) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
 from router.inflight import NOTHING, InflightLedger
 from router.load import load_of
+from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
 from router.prefix_index import PrefixIndex
+from router.shortlist import SESSION_BLOCKS, OnRing
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
 
@@ -26,10 +29,6 @@ if TYPE_CHECKING:
     from replica.request import LoadReport, StreamMessage
 
 EXPIRE_EVERY_S = 5.0
-MAX_SCORED = 64
-MAX_FAVOURITES = 8
-"""Of more than `MAX_SCORED` replicas a decision looks at this many prefix favourites and a random sample of the rest:
-the best of 56 drawn is about as good as the best of 1,000, and a decision costs the same however large the cluster."""
 
 
 class RouterState:
@@ -56,6 +55,8 @@ class RouterState:
         self._next_expiry_s = 0.0
         self.views = ReplicaViews()
         self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
+        self._cold: dict[str, float] = {}  # replica first heard of lately -> when
+        self._cold_order: deque[tuple[float, str]] = deque()
         self._build(config or RouterConfig())
 
     def configure(self, config: RouterConfig) -> None:
@@ -87,10 +88,16 @@ class RouterState:
             now = self._clock()
             self._expire(now)
             matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
-            if len(candidates) > MAX_SCORED:
-                candidates = self._sample(candidates, matched)
-            decision = self.policy.decide(request, self._see(candidates, matched, now), now)
-            self.ledger.sent(request, decision.replica_id, now)
+            home = self._home_of(request, candidates, matched)
+            if self.policy.shortlist is not None:
+                candidates = self.policy.shortlist(request, candidates, matched)
+            if home is not None and home not in candidates:
+                candidates = [*candidates, home]
+            decision = self.policy.decide(request, self._see(candidates, matched, now, home), now)
+            winner = decision.replica_id
+            cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
+            self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
+            self.ledger.sent(request, winner, now, cached_tokens)
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._count(decision, time.perf_counter() - started_s)
@@ -141,6 +148,12 @@ class RouterState:
         if message.load is not None:
             self.observe(message.load)
         self.accepted(request_id, message.replica_id, message.load)
+        if message.events:
+            self.started(request_id)
+
+    def started(self, request_id: str) -> None:
+        """The request's first token came."""
+        self.ledger.started(request_id)
 
     def accepted(self, request_id: str, replica_id: str, report: LoadReport | None = None) -> None:
         """The replica has the request: reports made after `report` include it. Later calls say that it is alive."""
@@ -151,10 +164,13 @@ class RouterState:
         one only its changes of the prefix cache count."""
         if self._live is not None and report.replica_id not in self._live:
             return
-        before = self.views.seen(report.replica_id)
-        if self.views.observe(report, self._clock()):
-            self.ledger.reported(report)
-            if before is not None and before.report.epoch != report.epoch:
+        before, now = self.views.seen(report.replica_id), self._clock()
+        if self.views.observe(report, now):
+            self.ledger.reported(report, now)
+            if before is None or before.report.epoch != report.epoch:
+                if self.config.ramp_s:
+                    self._cold[report.replica_id] = now
+                    self._cold_order.append((now, report.replica_id))
                 self.prefix_changes.forget(report.replica_id)
         elif before is None or before.report.epoch != report.epoch:
             return  # of a life that is over
@@ -181,23 +197,46 @@ class RouterState:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
-    def _see(self, replica_ids: Sequence[str], matched: dict[str, int], now: float) -> list[ReplicaView]:
+    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: dict[str, int]) -> str | None:
+        """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
+        of a kind, so that they are found again before any report tells of them."""
+        if not self.uses_prefixes or not request.block_hashes or self.config.policy != "scores":
+            return None
+        if max(matched.values(), default=0) >= min(SESSION_BLOCKS, len(request.block_hashes)):
+            return None
+        return self._ring.first(request, replica_ids, 1)[0]
+
+    def _see(
+        self, replica_ids: Sequence[str], matched: dict[str, int], now: float, home: str | None = None
+    ) -> list[ReplicaView]:
         self._refresh(replica_ids)
         views = [self._known[replica_id] for replica_id in replica_ids]
         believed_from_s = now - self.config.stale_after_s
         for i in [i for i, view in enumerate(views) if view.load.arrived_at_s < believed_from_s]:
             views[i] = ReplicaView(views[i].load, is_stale=True)
+        if self._cold:
+            self._ramp(views, now)
         if matched:
             for i in [i for i, replica_id in enumerate(replica_ids) if replica_id in matched]:
-                load, _, is_stale = views[i]
-                views[i] = ReplicaView(load, matched[load.replica_id], is_stale)
+                load, _, is_stale, ramp, _ = views[i]
+                views[i] = ReplicaView(load, matched[load.replica_id], is_stale, ramp)
+        if home is not None:
+            i = replica_ids.index(home)
+            views[i] = views[i]._replace(is_home=True)
         return views
 
-    def _sample(self, replica_ids: Sequence[str], matched: dict[str, int]) -> list[str]:
-        known = [replica_id for replica_id in replica_ids if replica_id in matched] if matched else []
-        favourites = sorted(known, key=matched.__getitem__)[-MAX_FAVOURITES:]
-        drawn = self._rng.sample(replica_ids, MAX_SCORED - len(favourites))
-        return list(dict.fromkeys([*favourites, *drawn]))  # in an order that no process's `hash` decides
+    def _ramp(self, views: list[ReplicaView], now: float) -> None:
+        """How warm those are that were first heard of lately; the others are warm and are forgotten here."""
+        ramp_s, cold = self.config.ramp_s, self._cold
+        while self._cold_order and now - self._cold_order[0][0] >= ramp_s:
+            since_s, replica_id = self._cold_order.popleft()
+            if cold.get(replica_id) == since_s:
+                cold.pop(replica_id, None)
+        new = [i for i, view in enumerate(views) if view.load.replica_id in cold]
+        if len(new) < len(views):  # beside warm ones
+            for i in new:
+                load, _, is_stale, _, _ = views[i]
+                views[i] = ReplicaView(load, 0, is_stale, (now - cold.get(load.replica_id, now)) / ramp_s)
 
     def _refresh(self, replica_ids: Sequence[str]) -> None:
         """Look again at the replicas that changed since the last decision, and at those never looked at."""
@@ -207,21 +246,28 @@ class RouterState:
             return
         for replica_id in changed:
             seen, own = self.views.seen(replica_id), self.ledger.counts_of(replica_id)
+            self._peers.look(replica_id, seen, own)
             if seen is None and own is NOTHING and replica_id not in replica_ids:
                 self._known.pop(replica_id, None)
             else:
-                self._known[replica_id] = ReplicaView(load_of(replica_id, seen, own))
+                self._known[replica_id] = ReplicaView(
+                    load_of(replica_id, seen, own, self._peers.own_share, self._peers.computed_ratio)
+                )
 
     def _build(self, config: RouterConfig) -> None:
         self.config = config
-        self.uses_prefixes = config.all_weights["prefix_affinity"] > 0
-        self.policy = build_policy(config, self._rng)
+        self.uses_prefixes = config.uses_prefixes
+        self._ring = OnRing()
+        self._peers = PeerEstimate()
+        self.policy = build_policy(config, self._rng, self._peers)
         self.ledger = InflightLedger(
             expected_output_tokens=config.expected_output_tokens, expire_after_s=config.expire_after_s
         )
         self.index = PrefixIndex(config.max_prefix_blocks)
         self.prefix_changes = PrefixChanges(self.index)
         self._known = {}
+        self._cold = {}
+        self._cold_order = deque()
         self._start_counters()
 
     def _start_counters(self) -> None:
@@ -237,6 +283,7 @@ class RouterState:
         self.views.forget(replica_id)
         self.ledger.forget(replica_id)
         self.prefix_changes.forget(replica_id)
+        self._cold.pop(replica_id, None)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_s:
@@ -253,6 +300,8 @@ class RouterState:
         self._metrics.inc("router_decisions", model_name=model_name, policy=decision.policy, reason=decision.reason)
         self._metrics.observe("router_decision_seconds", duration_s, model_name=model_name)
         self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=model_name)
+        if decision.cost_s is not None:
+            self._metrics.observe("router_cost_seconds", decision.cost_s, model_name=model_name)
         if decision.report_age_s != float("inf"):
             self._metrics.observe("router_report_age_seconds", decision.report_age_s, model_name=model_name)
 

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What the router knows of a request. `block_hashes` is the chain of its full prompt blocks, first block first."""
+    """What the router knows of a request. `block_hashes` is the chain of its full prompt blocks, first block first.
+    `session`: what belongs together, where somebody says so ("" otherwise)."""
 
     request_id: str
     num_prompt_tokens: int
     max_tokens: int
     n: int = 1
     block_hashes: tuple[bytes, ...] = ()
+    session: str = ""
 
     def expected_output_tokens(self, limit: int) -> int:
         """Tokens that all n sequences are expected to make: `max_tokens` each, but no more than `limit` each."""
@@ -34,7 +36,10 @@ class ReplicaLoad:
     running, never less than our own); `cost` (the same, waiting ones weighted by KV pressure); `would_wait` (one more
     finds no free place in the running batch); `kv_usage_ratio` (prompts just sent count as held);
     `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
-    take; may be negative). `block_size` and `num_blocks_total` are the report's, but at least 1.
+    take; may be negative); `block_size` and `num_blocks_total` are the report's, but at
+    least 1. What `cost_s` looks at, reports and our pending requests apart: `company` (requests there, weighted as in
+    `cost`) with the `backlog_tokens` that they have to prefill; `own_company` (our pending ones, once more for those
+    without a place, and something for all that are ours) with `pending_prefill_tokens`.
     """
 
     replica_id: str
@@ -50,18 +55,25 @@ class ReplicaLoad:
     num_blocks_available: float
     block_size: int
     num_blocks_total: int
+    company: float
+    backlog_tokens: float
+    own_company: float
+    pending_prefill_tokens: int
 
 
 class ReplicaView(NamedTuple):
     """One candidate of one decision. A tuple, because a decision may make one for every replica.
 
     `matched_blocks` is how many of the request's leading blocks are believed to lie in the replica's prefix cache.
-    `is_stale`: no report, or one too old to be believed.
+    `is_stale`: no report, or one too old to be believed. `ramp`: its place on the way from cold (0: just heard of) to
+    warm (1). `is_home`: nobody is known to hold the prompt's beginning, and all routers would look for it here.
     """
 
     load: ReplicaLoad
     matched_blocks: int = 0
     is_stale: bool = False
+    ramp: float = 1.0
+    is_home: bool = False
 
 
 class Filter(Protocol):
@@ -93,7 +105,7 @@ class Decision:
     """Which replica, and why: the best ones in order with total scores, and each scorer's part for the winner.
 
     `reason` is the one word for it that metrics count: see `Policy`. `report_age_s` is the age of the winner's report,
-    infinite when it has none.
+    infinite when it has none. `cost_s`: seconds that the winner was expected to cost; None when nobody asked.
     """
 
     policy: str
@@ -101,6 +113,7 @@ class Decision:
     parts: dict[str, float]
     report_age_s: float
     reason: str = ""
+    cost_s: float | None = None
 
     @property
     def replica_id(self) -> str:

@@ -1,7 +1,7 @@
 """A cluster in virtual time: routers, replicas, and the windows in which they run beside each other.
 
-What a replica says at time t is heard by the routers at t + back; what they send at t reaches a replica at t or later.
-So with windows of back / 4 nobody has to wait for the present:
+What a replica says at time t is heard by the routers at t + back or later; what they send at t reaches a replica at t
+or later. So with windows of back / 4 nobody has to wait for the present:
 
     window         k          k + 1      k + 2      k + 3      k + 4
     routers        done       done       done       done       run: know all that was said before the end of window k
@@ -29,7 +29,7 @@ from bench.simulate.step_totals import StepTotals
 from bench.traces.trace import Trace
 
 WINDOWS = 4
-"""So many windows make up `ClusterSettings.back_s`: as many may have begun and not be finished."""
+"""So many windows make up `ClusterSettings.streams_back_s`: as many may have begun and not be finished."""
 
 
 class Pace(NamedTuple):
@@ -50,7 +50,7 @@ def simulate_cluster(
     Raises `RuntimeError` when a worker process fails, `ResourceError` when one is killed.
     """
     with collections_paused():
-        return _simulate(settings, trace, progress, settings.back_s / WINDOWS if window_s is None else window_s)
+        return _simulate(settings, trace, progress, settings.streams_back_s / WINDOWS if window_s is None else window_s)
 
 
 def _simulate(settings: ClusterSettings, trace: Trace, progress: Callable[[Pace], None], width_s: float) -> Outcome:

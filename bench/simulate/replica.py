@@ -20,6 +20,7 @@ from typing import NamedTuple
 from bench.simulate.step_cost import StepCost
 from bench.simulate.step_totals import StepTotals
 from replica.config import SchedulerConfig
+from replica.engine_rates import TokenRate
 from replica.errors import BrimfulError
 from replica.model.api import ModelShape
 from replica.request import FinishReason, GenerationRequest, LoadReport
@@ -43,8 +44,8 @@ class Ended(NamedTuple):
 
 
 class SimulatedReplica:
-    """`submit` in order of time, `advance`, then take what is in `ended` and `accepted` (and clear it). `now_s` is
-    the next step boundary, or when the replica last fell idle. `totals` may be shared by replicas."""
+    """`submit` in order of time, `advance`, then take what is in `accepted`, `started` (first token) and `ended` (and
+    clear it). `now_s` is the next step boundary, or when the replica last fell idle. `totals` may be shared."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class SimulatedReplica:
         self.num_steps = 0
         self.ended: list[Ended] = []
         self.accepted: list[int] = []
+        self.started: list[int] = []
         self._cost = cost
         self._totals = totals
         self._longest = shape.max_seq_len
@@ -72,6 +74,7 @@ class SimulatedReplica:
         self._last_rows: list[int] | None = []  # who got a token in the last step and lives; None: see `_last_set`
         self._last_set: set[int] = set()
         self._tokens = [0] * (config.max_num_seqs + 1)
+        self._prefill_rate, self._decode_rate = TokenRate(), TokenRate()
 
     @property
     def is_idle(self) -> bool:
@@ -111,6 +114,8 @@ class SimulatedReplica:
         tokens = (plan.num_prefill_tokens, plan.num_decode_tokens, plan.num_recomputed_tokens)
         held = scheduler.block_pool.num_held
         self._totals.add_step(begins_s, ends_s, num_rows, tokens, scheduler.num_waiting, held)
+        self._prefill_rate.add(plan.num_prefill_tokens + plan.num_recomputed_tokens, ends_s - begins_s)
+        self._decode_rate.add(plan.num_decode_tokens, ends_s - begins_s)
         outcome = scheduler.commit(plan, self._result(plan, num_rows), ends_s)
         self.num_steps += 1
         self._count_gaps(outcome.seq_ids, ends_s)
@@ -119,8 +124,13 @@ class SimulatedReplica:
             self._end_all(outcome)
 
     def load(self) -> LoadReport:
-        """As the scheduler reports it: unsigned, without rates (no scorer reads them)."""
+        """As the scheduler reports it: unsigned, without rates (see `rates`)."""
         return self.scheduler.load()
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Prefill and decode tokens per second, measured as the engine measures them."""
+        return self._prefill_rate.per_s, self._decode_rate.per_s
 
     def _take(self) -> None:
         while self._arriving and self._arriving[0][0] <= self.now_s:
@@ -167,6 +177,7 @@ class SimulatedReplica:
             paused_s = self._paused.pop(number, None)
             if paused_s is None:
                 self._first_token_s[number] = now_s
+                self.started.append(number)
             else:
                 self._totals.itl.add(now_s - paused_s)
         for number in last - current:

@@ -1,8 +1,9 @@
 """A part of the cluster's replicas, stepped one window of time at a time; knows nothing of other shards or routers.
 
-A replica reports at the first step boundary that is `report_every_s` or more after its last report, at the first one
+A replica tells of its streams (who was taken, got a first token, ended) after every step in which there is such news.
+It reports its load at the first step boundary that is `report_every_s` or more after its last report, at the first one
 after it was idle, whenever it falls idle, and every `IDLE_REPORT_S` while it is (a live replica's sign of life). A
-report carries who was accepted and who ended since the one before, as a live replica's streams do.
+report includes all that the streams told before it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ LOAD_FIELDS = (
     "num_blocks_cached",
     "num_preempted",
     "num_preempted_tokens",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
     "block_hashes_added",
     "block_hashes_evicted",
 )
 """What changes from report to report; the rest of a `LoadReport` is the same for all replicas."""
+
+_RATES = LOAD_FIELDS.index("prefill_tokens_per_s")
 
 _changing = attrgetter(*LOAD_FIELDS)
 
@@ -48,13 +53,15 @@ class Sent(NamedTuple):
 
 
 class News(NamedTuple):
-    """One report of a replica: number `report` of its life, made at `made_at_s`, values as in `LOAD_FIELDS`."""
+    """What a replica says at `made_at_s`: what its streams tell, and `load`, its report number `report`, values as in
+    `LOAD_FIELDS`; without one it is None, and `report` is the number of the one before."""
 
     made_at_s: float
     replica: int
     report: int
-    load: tuple[Any, ...]
+    load: tuple[Any, ...] | None
     accepted: list[int]
+    started: list[int]
     ended: list[Ended]
 
 
@@ -99,7 +106,7 @@ class LocalShard:
         self._report_every_s = settings.report_every_s
         self._first = first
         self._totals = StepTotals()
-        self._tells_prefixes = settings.router.all_weights["prefix_affinity"] > 0
+        self._tells_prefixes = settings.router.uses_prefixes
         self._news: list[News] = []
         self._members = [
             _Member(index, SimulatedReplica(settings.scheduler, settings.shape, settings.cost, self._totals))
@@ -138,6 +145,8 @@ class LocalShard:
             member.is_idle = not replica.scheduler.has_work
             if member.is_idle or replica.now_s >= member.due_s:
                 self._report(member, replica.now_s, IDLE_REPORT_S if member.is_idle else self._report_every_s)
+            elif replica.accepted or replica.started or replica.ended:
+                self._tell(member, replica.now_s, None)
         wakes_s = inf if begins_s is None else begins_s
         if member.is_idle:
             self._stay_idle(member, until_s)
@@ -152,12 +161,16 @@ class LocalShard:
     def _report(self, member: _Member, now_s: float, next_in_s: float) -> None:
         replica = member.replica
         load = _changing(replica.load())
-        if not self._tells_prefixes:
-            load = (*load[:-2], (), ())
+        changes = load[-2:] if self._tells_prefixes else ((), ())
         member.num_reports += 1
         member.due_s = now_s + next_in_s
-        self._news.append(News(now_s, member.index, member.num_reports, load, replica.accepted, replica.ended))
-        replica.accepted, replica.ended = [], []
+        self._tell(member, now_s, (*load[:_RATES], *replica.rates, *changes))
+
+    def _tell(self, member: _Member, now_s: float, load: tuple[Any, ...] | None) -> None:
+        replica = member.replica
+        streams = (replica.accepted, replica.started, replica.ended)
+        self._news.append(News(now_s, member.index, member.num_reports, load, *streams))
+        replica.accepted, replica.started, replica.ended = [], [], []
 
     def _request(self, number: int) -> GenerationRequest:
         return GenerationRequest("", self._prompts.lazy(number), exactly(self._output_tokens[number]))

@@ -9,6 +9,7 @@ import typer
 
 from deployments.cli import simulate_cluster
 from deployments.cli.simulate_fit import fit
+from deployments.cli.simulate_routing import routing
 from deployments.cli.simulate_story import story
 from deployments.cli.simulate_validate import validate
 from deployments.cli.simulate_victims import victims
@@ -19,6 +20,7 @@ simulate.command()(fit)
 simulate.command()(validate)
 simulate.command()(story)
 simulate.command()(victims)
+simulate.command()(routing)
 
 
 def _cluster(ctx: typer.Context, **given: Any) -> int:

@@ -15,7 +15,8 @@ from deployments.cli import flags
 from deployments.cli.console import Console, Pause, result_lines
 from deployments.cli.flags import flag_of
 from deployments.cli.simulate_cost import given_cost
-from deployments.config import ModelSettings, RouterSettings
+from deployments.config import ModelSettings
+from deployments.router_settings import RouterSettings
 from replica.config import SchedulerConfig
 from replica.errors import BrimfulError, ErrorInfo, SettingError, error_from_info
 
@@ -66,7 +67,7 @@ def parameters() -> list[inspect.Parameter]:
     them."""
     own = [_parameter(name, kind, default, text) for name, kind, default, text in _own_flags()]
     weights = [
-        _parameter(f"router_{name}", float, field.default, field.description or "")
+        _parameter(f"router_{name}", type(field.default), field.default, field.description or "")
         for name, field in RouterSettings.model_fields.items()
     ]
     settings = [one for one in flags.setting_parameters() if one.name in (*_OF_MODEL, *_OF_SCHEDULER)]
@@ -134,7 +135,11 @@ def cluster_settings(given: dict[str, Any]) -> ClusterSettings:
         scheduler=SchedulerConfig(**of_scheduler),
         shape=shape,
         cost=cost,
-        router=RouterConfig(weights={name: given[f"router_{name}"] for name in RouterSettings.model_fields}),
+        router=RouterConfig(
+            policy=given["router_policy"],
+            weights={name: given[f"router_{name}"] for name in RouterSettings().weights},
+            prefix_caching=of_scheduler.get("enable_prefix_caching", True),
+        ),
         num_replicas=given["replicas"],
         num_routers=given["routers"],
         network_delay_s=given["network_delay"],
@@ -242,4 +247,10 @@ def _about(settings: ClusterSettings, trace: Trace, known: dict[str, Any]) -> li
 def _settings_json(given: dict[str, Any], settings: ClusterSettings) -> dict[str, Any]:
     own = {name: given[name] for name, *_ in _own_flags()}
     shape = {name: getattr(settings.shape, name) for name in _OF_MODEL}
-    return {**own, **shape, "router_weights": settings.router.weights, **asdict(settings.scheduler)}
+    return {
+        **own,
+        **shape,
+        "router_policy": settings.router.policy,
+        "router_weights": settings.router.weights,
+        **asdict(settings.scheduler),
+    }

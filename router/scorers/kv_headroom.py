@@ -30,7 +30,7 @@ class KvHeadroom:
     def __call__(self, request: RouteRequest, views: list[ReplicaView]) -> list[float]:
         num_tokens = request.num_prompt_tokens + request.expected_output_tokens(self.expected_output_tokens)
         scores = []
-        for load, matched_blocks, _ in views:
+        for load, matched_blocks, *_ in views:
             if load.report is None:
                 scores.append(UNKNOWN)
                 continue

@@ -31,7 +31,7 @@ class PrefixAffinity:
         some_free = not all(view.load.would_wait for view in views)
         some_fresh = not all(view.is_stale for view in views)
         for i in favourites:
-            load, matched_blocks, is_stale = views[i]
+            load, matched_blocks, is_stale, *_ = views[i]
             ahead = load.num_outstanding - least
             if ahead < self.imbalance_cap and not (some_free and load.would_wait) and not (some_fresh and is_stale):
                 scores[i] = min(1.0, matched_blocks / num_blocks) * (1.0 - ahead / self.imbalance_cap)

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import RouterConfig
+from router.peers import PeerEstimate
 from router.policy import build_policy
+from router.scorers.cost_s import CostS
 from router.scorers.kv_headroom import KvHeadroom
+from router.scorers.least_in_flight import LeastInFlight
 from router.scorers.prefix_affinity import PrefixAffinity
 from router.scorers.queue_depth import QueueDepth
 from router.types import ReplicaView, RouteRequest, Scorer
 from tests.unit.router.loads import request, view
 
+COST_S = CostS(1.0, 256, PeerEstimate())
 ANY_COUNT = st.one_of(st.integers(0, 20), st.integers(-5, 10**7))
 
 
@@ -50,7 +54,7 @@ any_request = st.builds(
 
 @given(any_request, any_views())
 def test_scores_are_in_the_unit_interval_and_pure(wanted: RouteRequest, views: list[ReplicaView]) -> None:
-    scorers: list[Scorer] = [KvHeadroom(256), QueueDepth(), PrefixAffinity(4)]
+    scorers: list[Scorer] = [KvHeadroom(256), QueueDepth(), PrefixAffinity(4), COST_S, LeastInFlight()]
     for scorer in scorers:
         scores = scorer(wanted, views)
         assert len(scores) == len(views)
@@ -72,7 +76,7 @@ def test_a_policy_never_excludes_everyone(wanted: RouteRequest, views: list[Repl
 
 @given(any_request, any_views())
 def test_a_stale_replica_never_outscores_a_fresh_one_on_load(wanted: RouteRequest, views: list[ReplicaView]) -> None:
-    for scorer in (KvHeadroom(256), QueueDepth()):
+    for scorer in (KvHeadroom(256), QueueDepth(), COST_S, LeastInFlight()):
         scores = scorer(wanted, views)
         fresh = [score for candidate, score in zip(views, scores, strict=True) if not candidate.is_stale]
         stale = [score for candidate, score in zip(views, scores, strict=True) if candidate.is_stale]

@@ -30,6 +30,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.believed: dict[str, list[LoadReport]] = {name: [] for name in NAMES}
         self.open: dict[str, str] = {}
         self.tokens: dict[str, int] = {}
+        self.started: set[str] = set()
         self.accepted: dict[str, tuple[LoadReport | None, int]] = {}  # report on the message; believed by then
 
     def pends(self, request_id: str) -> bool:
@@ -42,8 +43,12 @@ class LedgerMachine(RuleBasedStateMachine):
         since = believed[max(0, num_believed - 1) :]
         return not any(r.epoch != on_message.epoch or r.number > on_message.number for r in since)
 
+    def to_compute(self, request_id: str) -> int:
+        return 0 if request_id in self.started else self.tokens[request_id]
+
     def close(self, request_id: str) -> None:
         self.open.pop(request_id, None)
+        self.started.discard(request_id)
         self.accepted.pop(request_id, None)
 
     @rule(request_id=REQUESTS, replica_id=REPLICAS, tokens=st.integers(1, 9))
@@ -73,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.views.observe(arrived, self.now) == news
         if news:
             believed.append(arrived)
-            self.ledger.reported(arrived)
+            self.ledger.reported(arrived, self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), with_report=st.booleans())
@@ -84,11 +89,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.accepted(request_id, replica_id, on_message, self.now)
         self.accepted.setdefault(request_id, (on_message, len(self.believed[replica_id])))
 
+    @rule(request_id=REQUESTS)
+    def first_token(self, request_id: str) -> None:
+        self.ledger.started(request_id)
+        if request_id in self.open:
+            self.started.add(request_id)
+
     @rule(request_id=REQUESTS, replica_id=REPLICAS)
     def routed(self, request_id: str, replica_id: str) -> None:
         self.ledger.routed(request_id, replica_id)
         if request_id in self.open and self.open[request_id] != replica_id:
             self.open[request_id] = replica_id
+            self.started.discard(request_id)
             self.accepted.pop(request_id, None)
 
     @rule(request_id=REQUESTS, replica_id=REPLICAS)
@@ -120,6 +132,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 old.num_pending + pends,
                 old.pending_tokens + pends * self.tokens[request_id],
                 old.pending_output_tokens + pends * 2,
+                old.prefill_tokens + self.to_compute(request_id),
+                old.pending_prefill_tokens + pends * self.to_compute(request_id),
             )
         assert self.ledger.counts() == expected
 

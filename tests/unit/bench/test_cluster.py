@@ -70,8 +70,8 @@ def test_nothing_comes_late_in_the_widest_window() -> None:
     trace = generate("W2", 80, 1, 60.0).scaled(8)
     settings = replace(SETTINGS, num_replicas=4)
     widest = found(play(settings, trace))
-    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.back_s / 7)) == widest
-    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.back_s * 2)) != widest
+    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.streams_back_s / 7)) == widest
+    assert found(simulate_cluster(settings, trace, quiet, window_s=settings.streams_back_s * 2)) != widest
 
 
 def test_the_same_seed_gives_the_same_result_and_another_one_other_choices() -> None:
@@ -113,7 +113,7 @@ def test_shared_prefixes_are_found_again_where_the_router_sends_them() -> None:
     trace = generate("W8-prefix-repetition", 100, 0, 20.0)
     settings = replace(SETTINGS, num_replicas=8)
     sticky = play(replace(settings, router=RouterConfig(weights={"prefix_affinity": 20.0})), trace).steps
-    spread = play(replace(settings, router=RouterConfig(weights={"prefix_affinity": 0.0})), trace).steps
+    spread = play(replace(settings, router=RouterConfig(policy="round_robin")), trace).steps
     without = replace(settings.scheduler, enable_prefix_caching=False)
     uncached = play(replace(settings, scheduler=without), trace).steps
     assert uncached.num_prefill_tokens == sum(trace.prompt_tokens)
@@ -140,7 +140,7 @@ def test_capacity_is_the_pace_with_a_full_queue() -> None:
 def test_a_worker_that_fails_is_told_with_its_reason() -> None:
     trace = replace(fixed_lengths(4, 0, prompt_tokens=10, output_tokens=1), block_ids=((),) * 3)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"a worker of the simulation failed(.|\n)*IndexError"):
-        play(replace(SETTINGS, num_replicas=2, num_workers=2, router=RouterConfig({"prefix_affinity": 0.0})), trace)
+        play(replace(SETTINGS, num_replicas=2, num_workers=2, router=RouterConfig(prefix_caching=False)), trace)
 
 
 def test_a_worker_that_is_killed_is_one_line_about_memory() -> None:

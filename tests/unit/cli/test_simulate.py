@@ -24,13 +24,16 @@ def result_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[
     return found
 
 
+WEIGHTS = {"cost_s": 1.0, "kv_headroom": 0.0, "queue_depth": 0.0, "prefix_affinity": 0.0}
+
+
 def test_the_last_line_is_json_with_settings_and_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--max-num-seqs", "4", "--router-queue-depth", "2"]) == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out.splitlines()[-1])
     assert found["num_finished"] == 30
     assert found["settings"]["max_num_seqs"] == 4
-    assert found["settings"]["router_weights"] == {"kv_headroom": 1.0, "queue_depth": 2.0, "prefix_affinity": 1.0}
+    assert found["settings"]["router_weights"] == WEIGHTS | {"queue_depth": 2.0}
     assert found["settings"]["load"] == 0.8
     assert found["settings"]["rate"] == pytest.approx(0.8 * 2 * found["settings"]["capacity_per_replica"])
     assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
@@ -67,7 +70,7 @@ def test_the_device_is_what_the_cost_file_says_not_how_it_is_named(
 def test_all_requests_can_be_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = result_of([*SMALL, "--all-present", "--batching", "static", "--max-num-seqs", "3"], capsys)
     assert found["num_finished"] == 30
-    assert (found["settings"]["rate"], found["max_waiting"]) == (None, 12)
+    assert (found["settings"]["rate"], found["max_waiting"]) == (None, 13)
 
 
 def test_a_killed_worker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

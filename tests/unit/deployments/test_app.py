@@ -9,7 +9,7 @@ import pytest
 from deployments.app import router_settings
 from deployments.config import AppConfig
 from deployments.machine import Machine
-from router.config import RouterConfig
+from router.config import POLICIES, RouterConfig
 
 
 def router_config(app: dict[str, Any] | None = None, **model: Any) -> RouterConfig:
@@ -20,11 +20,18 @@ def router_config(app: dict[str, Any] | None = None, **model: Any) -> RouterConf
 
 
 def test_without_a_prefix_cache_the_router_does_not_look_at_prefixes() -> None:
-    weights = {"kv_headroom": 1.0, "queue_depth": 1.0, "prefix_affinity": 3.0}
+    weights = {"cost_s": 1.0, "kv_headroom": 0.0, "queue_depth": 0.0, "prefix_affinity": 3.0}
     app = {"router": {"prefix_affinity": 3}}
     assert router_config(app).weights == weights
     assert router_config(app, enable_prefix_caching=True).weights == weights
-    assert router_config(app, enable_prefix_caching=False).weights == {**weights, "prefix_affinity": 0.0}
+    without = router_config(app, enable_prefix_caching=False)
+    assert without.weights == {**weights, "prefix_affinity": 0.0}
+    assert (router_config(app).uses_prefixes, without.uses_prefixes) == (True, False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_be_chosen(policy: str) -> None:
+    assert router_config({"router": {"policy": policy}}).policy == policy
 
 
 @pytest.mark.parametrize("weight", [0, 100])

@@ -170,12 +170,12 @@ def test_clients_name_a_model_by_its_served_name() -> None:
         ({"ingress": {"max_body_bytes": "big"}}, "ingress.max_body_bytes = 'big' is not allowed: a valid integer"),
         ({"router": {"kv_headroom": -1}}, "router.kv_headroom = -1 is not allowed: it must be at least 0"),
         (
-            {"router": {"kv_headroom": 0, "queue_depth": 0, "prefix_affinity": 0}},
+            {"router": {"cost_s": 0}},
             "is not allowed: at least one weight above 0",
         ),
         ({"router": {"queue_depth": 100.5}}, "router.queue_depth = 100.5 is not allowed: it must be at most 100"),
         (
-            {"models": [{"enable_prefix_caching": False}], "router": {"kv_headroom": 0, "queue_depth": 0}},
+            {"models": [{"enable_prefix_caching": False}], "router": {"cost_s": 0, "prefix_affinity": 1}},
             "models[0].enable_prefix_caching = False is not allowed: prefix_affinity is the only weight",
         ),
         (["a list"], "config = ['a list'] is not allowed: it must be a mapping"),

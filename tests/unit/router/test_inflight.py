@@ -5,8 +5,8 @@ import pytest
 from router.inflight import InflightLedger, LedgerCounts
 from tests.unit.router.loads import report, request
 
-PENDING = LedgerCounts(num_in_flight=1, num_pending=1, pending_tokens=160, pending_output_tokens=160)
-REPORTED = LedgerCounts(num_in_flight=1)
+PENDING = LedgerCounts(1, 1, 160, 160, prefill_tokens=160, pending_prefill_tokens=160)
+REPORTED = LedgerCounts(num_in_flight=1, prefill_tokens=160)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_a_sent_request_pends_with_its_prompt_and_expected_output(ledger: Inflig
 def test_expected_output_is_bounded_and_counts_every_sequence() -> None:
     ledger = InflightLedger(expected_output_tokens=100)
     ledger.sent(request("r", max_tokens=5000, n=3), "a", 0.0)
-    assert ledger.counts() == {"a": LedgerCounts(3, 3, 160, 300)}
+    assert ledger.counts() == {"a": LedgerCounts(3, 3, 160, 300, 160, 160)}
     ledger.ended("r", 1.0)
     assert ledger.counts() == {}
 
@@ -66,7 +66,7 @@ def test_another_epoch_lost_what_the_old_one_had_accepted(ledger: InflightLedger
     ledger.accepted("r", "a", report("a", number=5), 1.0)
     ledger.sent(request("new"), "a", 1.0)
     ledger.reported(report("a", epoch="life-2", number=0))
-    assert ledger.counts() == {"a": LedgerCounts(2, 1, 160, 160)}
+    assert ledger.counts() == {"a": LedgerCounts(2, 1, 160, 160, 320, 160)}
 
 
 def test_later_messages_are_no_second_acceptance(ledger: InflightLedger) -> None:

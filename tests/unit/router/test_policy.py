@@ -11,13 +11,14 @@ from router.policy import Policy, build_policy
 from router.types import Decision, ReplicaView, RouteRequest
 from tests.unit.router.loads import request, view
 
+THREE = RouterConfig(weights={"cost_s": 0.0, "kv_headroom": 1.0, "queue_depth": 1.0, "prefix_affinity": 1.0})
 CHAIN = tuple(bytes([i]) for i in range(4))
 
 
 def decide(
     views: list[ReplicaView], *, seed: int = 0, now: float = 2.0, config: RouterConfig | None = None, **changes: Any
 ) -> Decision:
-    return build_policy(config or RouterConfig(), random.Random(seed)).decide(request(**changes), views, now)
+    return build_policy(config or THREE, random.Random(seed)).decide(request(**changes), views, now)
 
 
 def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order() -> None:
@@ -29,7 +30,7 @@ def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order() -> None:
 
 
 def test_totals_are_the_weighted_mean_of_the_scores() -> None:
-    config = RouterConfig(weights={"kv_headroom": 1.0, "queue_depth": 3.0, "prefix_affinity": 0.0})
+    config = RouterConfig(weights={"cost_s": 0.0, "kv_headroom": 1.0, "queue_depth": 3.0, "prefix_affinity": 0.0})
     decision = decide([view("a"), view("b", num_running=8)], config=config)
     assert decision.parts == {"kv_headroom": pytest.approx(0.9), "queue_depth": 1.0}
     assert dict(decision.ranking) == {"a": pytest.approx((0.9 + 3) / 4), "b": pytest.approx((0.9 + 1.5) / 4)}
@@ -115,7 +116,10 @@ def test_a_new_scorer_needs_no_change_elsewhere() -> None:
         ({"weights": {"queue_depth": -0.1}}, "weights.queue_depth"),
         ({"weights": {"queue_depth": 101.0}}, "weights.queue_depth"),
         ({"weights": {"queue_depth": math.nan}}, "weights.queue_depth"),
-        ({"weights": {"queue_depth": 0.0, "kv_headroom": 0.0, "prefix_affinity": 0.0}}, "weights"),
+        ({"weights": {"cost_s": 0.0}}, "weights"),
+        ({"policy": "best"}, "router_policy"),
+        ({"tau_s": 0.0}, "tau_s"),
+        ({"ramp_s": -1.0}, "ramp_s"),
         ({"stale_after_s": 0.0}, "stale_after_s"),
         ({"expire_after_s": math.inf}, "expire_after_s"),
         ({"expected_output_tokens": 0}, "expected_output_tokens"),
@@ -128,3 +132,12 @@ def test_a_setting_out_of_range_is_named(changes: dict[str, Any], setting: str) 
     with pytest.raises(SettingError) as caught:
         RouterConfig(**changes)
     assert caught.value.param == setting
+
+
+def test_a_decision_tells_what_it_expects_the_request_to_cost() -> None:
+    config = RouterConfig(tau_s=2.0)
+    busy = view("b", num_running=9, prefill_tokens_per_s=1000.0, decode_tokens_per_s=100.0)
+    decision = decide([view("a", prefill_tokens_per_s=1000.0, decode_tokens_per_s=100.0), busy], config=config)
+    assert (decision.replica_id, decision.reason) == ("a", "cost_s")
+    assert decision.cost_s == pytest.approx(0.16)
+    assert decide([view("a")]).cost_s is None

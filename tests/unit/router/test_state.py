@@ -46,7 +46,7 @@ def spread(counts: dict[str, LedgerCounts], replica_ids: list[str]) -> float:
 
 def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
     decision = state.choose(request(), ["a", "b", "c"])
-    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160)}
+    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160, 160, 160)}
 
 
 def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
@@ -54,7 +54,7 @@ def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
     state.routed("r", winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
-    assert state.ledger.counts() == {winner: (1, 0, 0, 0)}
+    assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0)}
     load = load_of(winner, state.views.seen(winner), state.ledger.counts_of(winner))
     assert (load.num_outstanding, load.num_waiting) == (1, 0)
     state.ended("r")
@@ -150,7 +150,7 @@ def test_what_was_sent_and_reported_makes_the_prefix_favourite(state: RouterStat
     state.observe(report("b", number=2, block_hashes_evicted=CHAIN))
     state.observe(report("c", number=2, block_hashes_added=CHAIN))
     decision = state.choose(request("t", block_hashes=CHAIN), ["a", "b", "c"])
-    assert (decision.replica_id, decision.reason) == ("c", "prefix_affinity")
+    assert (decision.replica_id, decision.reason) == ("c", "cost_s")
 
 
 @pytest.mark.parametrize("bare_number", [5, 6], ids=["of the same step", "of a later step"])
@@ -171,8 +171,8 @@ def test_a_life_that_is_over_changes_nothing_and_its_cache_is_forgotten(state: R
     assert state.index.match(CHAIN) == {"c": 1}
 
 
-def test_without_affinity_no_prefix_is_learned(clock: Clock) -> None:
-    state = RouterState(RouterConfig(weights={"prefix_affinity": 0.0}), clock=clock)
+def test_without_prefix_caches_no_prefix_is_learned(clock: Clock) -> None:
+    state = RouterState(RouterConfig(prefix_caching=False), clock=clock)
     assert not state.uses_prefixes
     state.observe(report("a", block_hashes_added=CHAIN, block_hashes_number=1))
     state.choose(request("r", block_hashes=CHAIN), ["a", "b"])
@@ -283,3 +283,63 @@ def test_router_and_ingress_threads_leave_an_empty_ledger(clock: Clock) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(live, range(4)))
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
+
+
+def test_a_prompt_that_nobody_holds_goes_home_and_every_router_knows_where(clock: Clock) -> None:
+    replica_ids = [f"replica-{i}" for i in range(8)]
+    chains = [tuple(bytes([kind, i]) for i in range(8)) for kind in range(20)]
+
+    def winners(seed: int) -> list[str]:
+        found = []
+        for number, chain in enumerate(chains):
+            state = RouterState(clock=clock, rng=random.Random(seed))
+            for replica_id in replica_ids:
+                state.observe(report(replica_id, num_running=4))
+            found.append(state.choose(request(f"r{number}", block_hashes=chain), replica_ids).replica_id)
+        return found
+
+    assert winners(1) == winners(2)
+    assert len(set(winners(1))) > 4
+
+
+def test_home_is_left_when_it_is_busier_by_more_than_the_prefill(state: RouterState) -> None:
+    chain = tuple(bytes([i]) for i in range(8))
+    home = state.choose(request("r", block_hashes=chain), ["a", "b", "c"]).replica_id
+    other = RouterState(clock=lambda: 100.0, rng=random.Random(3))
+    for replica_id in "abc":
+        busy = {"num_waiting": 4, "num_waiting_tokens": 2000} if replica_id == home else {}
+        other.observe(report(replica_id, **busy))
+    assert other.choose(request("r", block_hashes=chain), ["a", "b", "c"]).replica_id != home
+
+
+def test_a_replica_that_comes_later_gets_its_share_step_by_step(clock: Clock) -> None:
+    """Beside busy replicas an idle newcomer draws everything, unless it ramps: then it begins as one of them."""
+
+    def share(ramp_s: float, age_s: float) -> float:
+        """Of first decisions."""
+        num_new = 0
+        for seed in range(40):
+            state = RouterState(RouterConfig(ramp_s=ramp_s), clock=clock, rng=random.Random(seed))
+            for replica_id in "abc":
+                state.observe(report(replica_id, num_running=16))
+            clock.now_s += 20.0
+            state.observe(report("new"))
+            clock.now_s += age_s
+            for replica_id in "abc":
+                state.observe(report(replica_id, number=2, num_running=16))
+            state.observe(report("new", number=2))
+            num_new += state.choose(request("r"), ["a", "b", "c", "new"]).replica_id == "new"
+        return num_new / 40
+
+    assert share(0.0, 0.0) == share(10.0, 10.0) == share(10.0, 5.0) == 1.0
+    assert share(10.0, 0.0) < 0.5
+
+
+def test_an_engine_that_began_anew_is_cold_again(clock: Clock) -> None:
+    state = RouterState(RouterConfig(ramp_s=10.0), clock=clock)
+    state.observe(report("a"))
+    clock.now_s += 11.0
+    state.choose(request("r"), ["a"])
+    assert state._cold == {}
+    state.observe(report("a", epoch="life-2", number=0))
+    assert state._cold == {"a": clock.now_s}

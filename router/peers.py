@@ -1,0 +1,84 @@
+"""How far this router's knowledge reaches: how many routers send to the same replicas, and how old reports are.
+
+Nobody tells it; both are measured. What reports count, over all replicas, is what all routers sent: over our own it
+is their number. (Reports are older than our own count; where traffic is steady that is the same.) How long it takes
+until a report includes a request of ours is how late reports are.
+
+    routers     = requests reported / our own in flight, smoothed
+    unseen      = (routers - 1) * our own that no report includes yet, smoothed: what others sent and no report tells of
+    own share   = (1 - exp(-lag / `MEMORY_S`)) / routers: alone, the ledger knows all, and an old report little
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from router.inflight import LedgerCounts
+from router.types import RouteRequest
+from router.views import SeenReport
+
+MEMORY_S = 2.0
+MAX_ROUTERS = 256.0
+_WEIGHT = 0.02
+"""Of one decision in what is smoothed; at the start more, so that all decisions weigh alike."""
+
+
+class PeerEstimate:
+    """Not thread-safe. `look` at every replica that changed; `decided` at every decision."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, tuple[int, int, int]] = {}
+        self._reported = self._own = self._pending = 0
+        self._mean_pending = 0.0
+        self.lag_s = 0.0
+        """From a request's acceptance to a report that includes it, smoothed. The ledger tells (`RouterState`)."""
+        self._num_decisions = self._num_ratios = 0
+        self.routers = 1.0
+        self.prompt_tokens = 0.0
+        """Of a request, smoothed."""
+        self._computed_tokens = 0.0
+
+    @property
+    def unseen(self) -> float:
+        """Requests of other routers that no report includes yet, over all replicas that were looked at."""
+        return (self.routers - 1.0) * self._mean_pending
+
+    @property
+    def computed_ratio(self) -> float:
+        """Share of prompts that isn't cached where they are sent."""
+        return self._computed_tokens / self.prompt_tokens if self.prompt_tokens else 1.0
+
+    @property
+    def num_replicas(self) -> int:
+        return max(1, len(self._counted))
+
+    @property
+    def own_share(self) -> float:
+        return (1.0 - exp(-self.lag_s / MEMORY_S)) / self.routers
+
+    def look(self, replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> None:
+        reported, in_flight, pending = self._counted.pop(replica_id, (0, 0, 0))
+        self._reported -= reported
+        self._own -= in_flight
+        self._pending -= pending
+        if seen is None:
+            return
+        report = seen.report
+        counted = (report.num_running + report.num_waiting, own.num_in_flight, own.num_pending)
+        self._counted[replica_id] = counted
+        self._reported += counted[0]
+        self._own += counted[1]
+        self._pending += counted[2]
+
+    def decided(self, request: RouteRequest, cached_tokens: int, report_lag_s: float) -> None:
+        self.lag_s = report_lag_s
+        self._num_decisions += 1
+        weight = max(_WEIGHT, 1.0 / self._num_decisions)
+        if self._own and self._reported:
+            ratio = min(MAX_ROUTERS, max(1.0, self._reported / self._own))
+            self._num_ratios += 1
+            self.routers += max(_WEIGHT, 1.0 / self._num_ratios) * (ratio - self.routers)
+        self._mean_pending += weight * (self._pending - self._mean_pending)
+        num_prompt = request.num_prompt_tokens
+        self.prompt_tokens += weight * (num_prompt - self.prompt_tokens)
+        self._computed_tokens += weight * (max(1, num_prompt - cached_tokens) - self._computed_tokens)
