@@ -49,3 +49,14 @@ def view(
     """A candidate: its report is idle but for `changes`; `silent` has none. `counts` as in `LedgerCounts`."""
     seen = None if silent else SeenReport(report(replica_id, **changes), 0.0)
     return ReplicaView(load_of(replica_id, seen, LedgerCounts(*counts)), matched_blocks, is_stale or silent)
+
+
+CHAIN = tuple(bytes([i]) for i in range(4))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
