@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from replica.model.attention.interface import attention_step
 from replica.model.fused_layer import FusedLayer, fuse_layers
 from replica.model.huge_pages import Arena
-from replica.model.support import Probe, ProbeStep, self_test
+from replica.model.support import Probe, ProbeStep, near_and_far, self_test
 from tests.model.tiny_models import VOCAB_SIZE, make_model
 
 _CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def _fused(family: str, **changes: Any) -> tuple[int, torch.Tensor, torch.Tensor
     shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
     with torch.inference_mode():
         before = probe.run(model)
-        count = fuse_layers(model, shapes, probe, Arena())
+        count = fuse_layers(model, shapes, [probe], Arena())
         assert sum(isinstance(module, FusedLayer) for module in model.modules()) == count
         return count, before, probe.run(model)
 
@@ -60,7 +60,7 @@ def test_steps_of_changing_size_share_their_scratch_and_leave_nothing_in_it() ->
     with torch.inference_mode():
         plain = [[_logits(model, size) for size in sizes] for model in models]
         for model in models:
-            assert fuse_layers(model, self_test(model), Probe(VOCAB_SIZE, _CPU), Arena()) == 3
+            assert fuse_layers(model, self_test(model), [Probe(VOCAB_SIZE, _CPU)], Arena()) == 3
         for turn, size in enumerate(sizes):
             for model, wanted in zip(models, plain, strict=True):
                 torch.testing.assert_close(_logits(model, size), wanted[turn], atol=1e-4, rtol=1e-4)
@@ -82,5 +82,17 @@ def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
     forward = mlp.forward
     mlp.forward = lambda hidden: 1.001 * forward(hidden)
     with torch.inference_mode():
-        assert fuse_layers(model, shapes, probe, Arena()) == 2
+        assert fuse_layers(model, shapes, [probe], Arena()) == 2
     assert not isinstance(model.model.layers[1], FusedLayer)
+
+
+def test_a_layer_that_scales_queries_from_some_position_on_stays() -> None:
+    """At the positions of the first probe the factor is 1."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    model = make_model("ministral3", rope_parameters={**rope, "llama_4_scaling_beta": 0.5}, sliding_window=None)
+    shapes = self_test(model)
+    with torch.inference_mode():
+        assert fuse_layers(model, shapes, near_and_far(VOCAB_SIZE, _CPU, 64), Arena()) == 3
+        model = make_model("ministral3", rope_parameters={**rope, "llama_4_scaling_beta": 0.5}, sliding_window=None)
+        self_test(model)
+        assert fuse_layers(model, shapes, near_and_far(VOCAB_SIZE, _CPU, 65), Arena()) == 0
