@@ -86,13 +86,10 @@ def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
     assert not isinstance(model.model.layers[1], FusedLayer)
 
 
-def test_a_layer_that_scales_queries_from_some_position_on_stays() -> None:
-    """At the positions of the first probe the factor is 1."""
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-    model = make_model("ministral3", rope_parameters={**rope, "llama_4_scaling_beta": 0.5}, sliding_window=None)
-    shapes = self_test(model)
+@pytest.mark.parametrize(("max_model_len", "count"), [(32, 3), (33, 0)])
+def test_a_layer_that_scales_queries_from_some_position_on_stays(max_model_len: int, count: int) -> None:
+    """At the positions of the first probe, and below 32, the factor is 1."""
+    model = make_model("ministral3")
+    probes = near_and_far(VOCAB_SIZE, _CPU, max_model_len)
     with torch.inference_mode():
-        assert fuse_layers(model, shapes, near_and_far(VOCAB_SIZE, _CPU, 64), Arena()) == 3
-        model = make_model("ministral3", rope_parameters={**rope, "llama_4_scaling_beta": 0.5}, sliding_window=None)
-        self_test(model)
-        assert fuse_layers(model, shapes, near_and_far(VOCAB_SIZE, _CPU, 65), Arena()) == 0
+        assert fuse_layers(model, self_test(model), probes, Arena()) == count
