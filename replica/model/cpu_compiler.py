@@ -7,7 +7,9 @@ or in our cache folder where that can't be written.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ import numba
 from numba import njit
 
 from replica.model.cache_folder import default_cache_dir
+
+logger = logging.getLogger(__name__)
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
@@ -41,12 +45,44 @@ def compiled(**options: Any) -> Callable[[Loop], Loop]:
             )
         _names.add(name)
         try:
-            made: Loop = njit(cache=True, **every)(loop)
+            made: Any = njit(cache=True, **every)(loop)
         except RuntimeError:  # neither this folder nor the user's cache can be written: compile in every process
             made = njit(**every)(loop)
-        return made
+        else:
+            made._cache = _Kept(made._cache)
+        kept: Loop = made
+        return kept
 
     return decorate
+
+
+class _Kept:
+    """numba's cache of a loop. A file that was cut off, or a full disk, costs time only: the loop is compiled."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, *which: Any) -> Any:
+        try:
+            return self._cache.load_overload(*which)
+        except Exception as error:  # noqa: BLE001 - whatever reading half a file leads to
+            logger.warning(
+                "a compiled loop in %s can't be read, it is compiled anew: %r", self._cache.cache_path, error
+            )
+            return None
+
+    def save_overload(self, *what: Any) -> None:
+        try:
+            try:
+                self._cache.save_overload(*what)
+            except (EOFError, pickle.UnpicklingError):  # the index of what is there can't be read
+                self._cache.flush()
+                self._cache.save_overload(*what)
+        except OSError as error:
+            logger.warning("a compiled loop can't be kept in %s: %s", self._cache.cache_path, error)
 
 
 def is_first_start() -> bool:

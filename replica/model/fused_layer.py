@@ -12,6 +12,7 @@ original on a probe.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,31 +162,22 @@ class Scratch:
         return self._rotation
 
 
-def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe, memory: Arena) -> int:
-    """Replace every decoder layer that has the common shape and gives the same numbers; returns how many."""
+def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probes: Sequence[Probe], memory: Arena) -> int:
+    """Replace every decoder layer that has the common shape and gives the same numbers on all probes; returns how
+    many."""
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if {part for part, _ in child.named_children()} >= _LAYER_PARTS
     ]
-    calls: dict[nn.Module, _Call] = {}
-    hooks = [
-        child.register_forward_hook(
-            lambda module, args, kwargs, output: calls.__setitem__(module, _Call(args, kwargs, output)),
-            with_kwargs=True,
-        )
-        for _, _, child in places
-    ]
-    try:
-        probe.run(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    calls: dict[nn.Module, list[_Call]] = {child: [] for _, _, child in places}
+    for probe in probes:
+        _watch(model, calls, probe)
     replaced, scratch = 0, Scratch()
     while places:  # given up one by one: what was rebuilt needs its original weights no longer
         parent, name, child = places.pop()
-        fused = _fused(child, shapes, (memory, scratch), calls.pop(child), probe) if child in calls else None
+        fused = _fused(child, shapes, (memory, scratch), calls.pop(child, []))
         if fused is not None:
             setattr(parent, name, fused)
             replaced += 1
@@ -194,29 +186,49 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], probe: Probe, 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a layer was given on the probe and what it made of it."""
+    """What a layer was given on a probe and what it made of it."""
 
+    probe: Probe
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
 
 
+def _watch(model: PreTrainedModel, calls: dict[nn.Module, list[_Call]], probe: Probe) -> None:
+    """Run the probe and keep what the layers among `calls` are given."""
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls[module].append(_Call(probe, args, kwargs, output))
+
+    hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in calls]
+    try:
+        probe.run(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _fused(
-    layer: nn.Module, shapes: list[LayerShape], space: tuple[Arena, Scratch], call: _Call, probe: Probe
+    layer: nn.Module, shapes: list[LayerShape], space: tuple[Arena, Scratch], calls: Sequence[_Call]
 ) -> FusedLayer | None:
     """The layer rebuilt, or None when it isn't the common one."""
     try:
         shape = shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)]
-        if call.kwargs["position_embeddings"][0].shape[-1] > shape.head_size:
+        if any(call.kwargs["position_embeddings"][0].shape[-1] > shape.head_size for call in calls):
             raise ValueError("it rotates more than its heads have")
         fused = FusedLayer(layer, shape, *space)
-        with attention_step(probe.step()):
-            found = fused(*call.args, **call.kwargs)
+        is_same = [_gives_the_same(fused, call) for call in calls]
     except (ValueError, TypeError, AttributeError, IndexError, KeyError):
         return None
+    return fused if is_same and all(is_same) else None
+
+
+def _gives_the_same(fused: FusedLayer, call: _Call) -> bool:
+    with attention_step(call.probe.step()):
+        found = fused(*call.args, **call.kwargs)
     wanted = call.output
     same_kind = isinstance(wanted, Tensor) and wanted.shape == found.shape
-    return fused if same_kind and float((found - wanted).norm() / wanted.norm()) < _TOLERANCE else None
+    return same_kind and float((found - wanted).norm() / wanted.norm()) < _TOLERANCE
 
 
 def _part(module: nn.Module, name: str, kind: type[nn.Module]) -> Any:

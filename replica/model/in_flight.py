@@ -63,5 +63,12 @@ class InFlight:
 def device_errors() -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise OutOfDeviceMemory(str(error).splitlines()[0] if str(error) else "out of memory") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's CPU allocator raises an error of no kind of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -34,7 +34,7 @@ from replica.model.cpu_threads import use_cpu_threads
 from replica.model.fused_layer import fuse_layers
 from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
 from replica.model.huge_pages import Arena
-from replica.model.in_flight import InFlight, device_errors
+from replica.model.in_flight import InFlight, device_errors, is_out_of_memory
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
 from replica.model.kv_memory import SpareMemory, cpu_spare_memory, cuda_spare_memory, fit_pool
@@ -43,7 +43,7 @@ from replica.model.linear import pack_linears, packed_bytes
 from replica.model.mask_probe import require_windows_in_calls
 from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
-from replica.model.support import LayerShape, Probe, pin_rope, self_test
+from replica.model.support import LayerShape, near_and_far, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.transfers import to_device
 from replica.model.weights import choose_device, load_weights
@@ -93,7 +93,7 @@ def load_runner(
             if device.type == "cpu" and group.size == 1:
                 progress("packing the weights")
                 packed = Arena()
-                fuse_layers(model, layers, Probe(card.vocab_size, device), packed)
+                fuse_layers(model, layers, near_and_far(card.vocab_size, device, shape.max_model_len), packed)
                 pack_linears(model, packed)
         progress(
             f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
@@ -298,7 +298,9 @@ class Runner:
 def _startup_memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, OutOfDeviceMemory, MemoryError) as error:
+    except (OutOfDeviceMemory, MemoryError, RuntimeError) as error:
+        if not isinstance(error, OutOfDeviceMemory) and not is_out_of_memory(error):
+            raise
         share = "--gpu-memory-utilization" if device.type == "cuda" else "--kv-cache-memory-bytes"
         raise ResourceError(
             f"the memory of {device} is too small: lower --max-num-batched-tokens, {share} or --num-blocks"

@@ -129,13 +129,13 @@ class ProbeStep:
 class Probe:
     """Two short sequences packed into one forward. Interleaved, neighbours in the step are strangers: a model that goes
     by place instead of position shows. `order` [T] is where each place's token is in the sequences one after the
-    other."""
+    other. Positions count from `first` on."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, first: int = 0) -> None:
         self.sequences = [_probe_tokens(length, vocab_size, device) for length in _PROBE_LENGTHS]
         lengths = torch.tensor(_PROBE_LENGTHS)
         owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        positions = torch.cat([torch.arange(length) for length in _PROBE_LENGTHS])
+        positions = first + torch.cat([torch.arange(length) for length in _PROBE_LENGTHS])
         self.order = torch.argsort(positions, stable=True).to(device)
         self._owners, self._positions = owners.to(device)[self.order], positions.to(device)[self.order]
 
@@ -154,6 +154,12 @@ class Probe:
             )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def near_and_far(vocab_size: int, device: torch.device, max_model_len: int) -> list[Probe]:
+    """At the beginning of a context and at its end: some models scale queries by their position, from some on."""
+    far = max(0, max_model_len - max(_PROBE_LENGTHS))
+    return [Probe(vocab_size, device), Probe(vocab_size, device, far)]
 
 
 def self_test(model: PreTrainedModel) -> list[LayerShape]:
@@ -207,6 +213,8 @@ def dense_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 def require_equal_logits(name: str, packed: Tensor, dense: Tensor) -> None:
     """Raise `ModelUnsupported` when the two differ by more than rounding."""
+    if not dense.isfinite().all():
+        raise ModelUnsupported(f"{name} can't be served: its weights give logits that aren't finite numbers")
     distance = (packed.float() - dense.float()).norm() / dense.float().norm().clamp_min(1e-30)
     tolerance = _TOLERANCE.get(packed.dtype, 0.1)
     if not float(distance) <= tolerance:

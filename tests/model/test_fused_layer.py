@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from replica.model.attention.interface import attention_step
 from replica.model.fused_layer import FusedLayer, fuse_layers
 from replica.model.huge_pages import Arena
-from replica.model.support import Probe, ProbeStep, self_test
+from replica.model.support import Probe, ProbeStep, near_and_far, self_test
 from tests.model.tiny_models import VOCAB_SIZE, make_model
 
 _CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def _fused(family: str, **changes: Any) -> tuple[int, torch.Tensor, torch.Tensor
     shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
     with torch.inference_mode():
         before = probe.run(model)
-        count = fuse_layers(model, shapes, probe, Arena())
+        count = fuse_layers(model, shapes, [probe], Arena())
         assert sum(isinstance(module, FusedLayer) for module in model.modules()) == count
         return count, before, probe.run(model)
 
@@ -60,7 +60,7 @@ def test_steps_of_changing_size_share_their_scratch_and_leave_nothing_in_it() ->
     with torch.inference_mode():
         plain = [[_logits(model, size) for size in sizes] for model in models]
         for model in models:
-            assert fuse_layers(model, self_test(model), Probe(VOCAB_SIZE, _CPU), Arena()) == 3
+            assert fuse_layers(model, self_test(model), [Probe(VOCAB_SIZE, _CPU)], Arena()) == 3
         for turn, size in enumerate(sizes):
             for model, wanted in zip(models, plain, strict=True):
                 torch.testing.assert_close(_logits(model, size), wanted[turn], atol=1e-4, rtol=1e-4)
@@ -82,5 +82,14 @@ def test_a_layer_that_looks_common_but_computes_something_else_stays() -> None:
     forward = mlp.forward
     mlp.forward = lambda hidden: 1.001 * forward(hidden)
     with torch.inference_mode():
-        assert fuse_layers(model, shapes, probe, Arena()) == 2
+        assert fuse_layers(model, shapes, [probe], Arena()) == 2
     assert not isinstance(model.model.layers[1], FusedLayer)
+
+
+@pytest.mark.parametrize(("max_model_len", "count"), [(32, 3), (33, 0)])
+def test_a_layer_that_scales_queries_from_some_position_on_stays(max_model_len: int, count: int) -> None:
+    """At the positions of the first probe, and below 32, the factor is 1."""
+    model = make_model("ministral3")
+    probes = near_and_far(VOCAB_SIZE, _CPU, max_model_len)
+    with torch.inference_mode():
+        assert fuse_layers(model, self_test(model), probes, Arena()) == count

@@ -54,6 +54,14 @@ _LONGROPE = {
     "original_max_position_embeddings": 32,
     "factor": 8.0,
 }
+# Queries are scaled from position 32 on.
+_SCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.5,
+}
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -83,6 +91,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama_dynamic": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 32},
     "ministral": _WINDOWED,
     "mistral": {"sliding_window": 8},
+    "ministral3": {"rope_parameters": _SCALED, "sliding_window": 8},
     "mixtral": {**_EXPERTS, "sliding_window": 8},
     "nemotron": {},
     "olmo2": {},
