@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from replica.errors import StartupError
 
@@ -31,9 +32,11 @@ def running_service(
 ) -> Iterator[subprocess.Popen[str]]:
     """Its process, with `environment` put over this one's. Raises `StartupError`.
 
-    It is in a session of its own: Ctrl-C at the terminal is ours, and the end of the block passes it on. A command that
-    doesn't end then is killed, and its cluster ends by itself.
+    It is in a session of its own: Ctrl-C at the terminal is ours, and the end of the block passes it on. SIGTERM and
+    SIGHUP leave the block, too, as `SystemExit`. A command that doesn't end then is killed, and its cluster ends by
+    itself. For the main thread.
     """
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     process = subprocess.Popen(
         [sys.executable, "-m", "deployments.cli", "serve", *flags],
         stdin=subprocess.DEVNULL,
@@ -58,6 +61,12 @@ def running_service(
         reader.join()
         assert process.stdout is not None
         process.stdout.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _wait_until_ready(lines: queue.SimpleQueue[str | None], progress: Callable[[str], None], deadline_s: float) -> None:

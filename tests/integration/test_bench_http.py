@@ -39,7 +39,8 @@ def test_it_ends_with_one_line_of_json_about_both_sides(tmp_path: Path) -> None:
     assert "warming up" in err
 
 
-def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_ctrl_c_leaves_no_process_and_no_folder(number: signal.Signals, code: int, tmp_path: Path) -> None:
     runs = Path(tempfile.gettempdir()).glob(f"brimful-{os.getuid()}-*")
     before = set(runs)
     with start(tmp_path) as process:
@@ -49,10 +50,10 @@ def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
                 break
         started = psutil.Process(process.pid).children(recursive=True)
         assert started
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         for _ in process.stderr:
             pass
-        assert process.wait(90) == 130
+        assert process.wait(90) == code
     deadline_s = time.monotonic() + 10
     while any(child.is_running() for child in started) and time.monotonic() < deadline_s:
         time.sleep(0.1)
