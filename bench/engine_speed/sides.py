@@ -60,12 +60,8 @@ class OwnSide:
 
     def run(self, row: Row, prompts: Prompts) -> Run:
         self._num_runs += 1
-        names = [f"{self._num_runs}-{number}" for number in range(len(prompts))]
-        requests = tuple(
-            fixed_request(name, tuple(prompt), row.num_output_tokens)
-            for name, prompt in zip(names, prompts, strict=True)
-        )
-        orders = [Order(0.0, requests)]
+        names, order = ordered(row, prompts, self._num_runs)
+        orders = [order]
         began_s = monotonic()
         played = self._engine.play(orders, lambda _: None)
         seconds = monotonic() - began_s
@@ -77,6 +73,15 @@ class OwnSide:
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._pid)
+
+
+def ordered(row: Row, prompts: Prompts, run: int) -> tuple[list[str], Order]:
+    """A run of a row as one order at the beginning: its requests' names, in the order of the prompts, and the order."""
+    names = [f"{run}-{number}" for number in range(len(prompts))]
+    requests = tuple(
+        fixed_request(name, tuple(prompt), row.num_output_tokens) for name, prompt in zip(names, prompts, strict=True)
+    )
+    return names, Order(0.0, requests)
 
 
 def tokens_of(played: Played) -> dict[str, list[int]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bench.engine_speed.rows import Row
-from bench.fit.engine import MeasuredEngine, Order, Played, fixed_request
+from bench.engine_speed.sides import ordered
+from bench.fit.engine import MeasuredEngine, Played
 from bench.http.answer import StreamTimes
 from bench.peers.driver import Driver, DriverFailed, cpu_seconds
 from replica.scheduler.plan import PENDING_TOKEN
@@ -60,13 +61,9 @@ class EngineSide:
 
     def run(self, row: Row, prompts: Prompts) -> Run:
         self._num_runs += 1
-        names = [f"{self._num_runs}-{number}" for number in range(len(prompts))]
-        requests = tuple(
-            fixed_request(name, tuple(prompt), row.num_output_tokens)
-            for name, prompt in zip(names, prompts, strict=True)
-        )
+        names, order = ordered(row, prompts, self._num_runs)
         before = self.cpu_seconds()
-        played = self._engine.play([Order(0.0, requests)], lambda _: None)
+        played = self._engine.play([order], lambda _: None)
         streams = token_times(played)
         seconds = max(stream.events_s[-1] for stream in streams.values())
         return checked(row, Run(seconds, [streams[name] for name in names], used(before, self.cpu_seconds())))
