@@ -91,11 +91,10 @@ def _add_values(
         end = max(_seen(position + r, window, key, held)[1], first)
         _add_piece(flat, r, rows, first, end, values, v, value_size, whole, totals)
         for row in range(r, r + rows):
+            own_first, own_end = _seen(position + row, window, key, held)
             if end < held or first > 0:
-                own_first, own_end = _seen(position + row, window, key, held)
                 _add_piece(flat, row, 1, own_first, min(first, own_end), values, v, value_size, whole, totals)
                 _add_piece(flat, row, 1, max(end, own_first), own_end, values, v, value_size, whole, totals)
-            own_first, own_end = _seen(position + row, window, key, held)
             for at in range(own_first, own_end if whole < value_size else own_first):
                 for d in range(whole, value_size):
                     total[row, d] += scores[row, at] * values[v + at * value_size + d]
