@@ -19,7 +19,7 @@ from router.load import load_of
 from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
-from router.prefix_index import PrefixIndex
+from router.prefix_index import NOBODY, Matched, PrefixIndex
 from router.shortlist import SESSION_BLOCKS, OnRing
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
@@ -87,7 +87,7 @@ class RouterState:
         with self._deciding:
             now = self._clock()
             self._expire(now)
-            matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
+            matched = self.index.match(request.block_hashes) if self.uses_prefixes else NOBODY
             home = self._home_of(request, candidates, matched)
             if self.policy.shortlist is not None:
                 candidates = self.policy.shortlist(request, candidates, matched)
@@ -95,7 +95,8 @@ class RouterState:
                 candidates = [*candidates, home]
             decision = self.policy.decide(request, self._see(candidates, matched, now, home), now)
             winner = decision.replica_id
-            cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
+            self.policy.chose(winner)
+            cached_tokens = matched.num_of(winner) * self._known[winner].load.block_size
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.ledger.sent(request, winner, now, cached_tokens)
         if self.uses_prefixes and request.block_hashes:
@@ -197,17 +198,17 @@ class RouterState:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
-    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: dict[str, int]) -> str | None:
+    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> str | None:
         """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
         of a kind, so that they are found again before any report tells of them."""
         if not self.uses_prefixes or not request.block_hashes or self.config.policy != "scores":
             return None
-        if max(matched.values(), default=0) >= min(SESSION_BLOCKS, len(request.block_hashes)):
+        if matched.most >= min(SESSION_BLOCKS, len(request.block_hashes)):
             return None
         return self._ring.first(request, replica_ids, 1)[0]
 
     def _see(
-        self, replica_ids: Sequence[str], matched: dict[str, int], now: float, home: str | None = None
+        self, replica_ids: Sequence[str], matched: Matched, now: float, home: str | None = None
     ) -> list[ReplicaView]:
         self._refresh(replica_ids)
         views = [self._known[replica_id] for replica_id in replica_ids]
@@ -216,10 +217,12 @@ class RouterState:
             views[i] = ReplicaView(views[i].load, is_stale=True)
         if self._cold:
             self._ramp(views, now)
-        if matched:
-            for i in [i for i, replica_id in enumerate(replica_ids) if replica_id in matched]:
-                load, _, is_stale, ramp, _ = views[i]
-                views[i] = ReplicaView(load, matched[load.replica_id], is_stale, ramp)
+        if matched.most:
+            num_of = matched.num_of
+            for i, replica_id in enumerate(replica_ids):
+                if num_matched := num_of(replica_id):
+                    load, _, is_stale, ramp, _ = views[i]
+                    views[i] = ReplicaView(load, num_matched, is_stale, ramp)
         if home is not None:
             i = replica_ids.index(home)
             views[i] = views[i]._replace(is_home=True)
