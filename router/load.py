@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.inflight import LedgerCounts
+from router.peers import Others
 from router.types import ReplicaLoad, ReplicaView
 from router.views import NEVER, SeenReport
 
@@ -12,20 +13,22 @@ STALE_SHARE = 0.5
 WAITING_WEIGHT = 6.0
 KV_PRESSURE_FROM = 0.5
 
-OWN = 0.5
+FRESH = Others()
+
+OWN = 1.0
 """So much more counts a request that is our own: of those we know that they are still there."""
 
 
 def load_of(
-    replica_id: str, seen: SeenReport | None, own: LedgerCounts, own_share: float = 0.0, computed_ratio: float = 1.0
+    replica_id: str, seen: SeenReport | None, own: LedgerCounts, others: Others = FRESH, computed_ratio: float = 1.0
 ) -> ReplicaLoad:
     """Put report and ledger together. Without a report there is only what we sent ourselves.
 
         cost = max(own in flight, waiting + running) + waiting * 6 * max(0, kv_usage - 0.5)
 
     Waiting requests weigh more the fuller the KV cache, because then they wait for blocks and not for a place. Requests
-    that no report includes yet count as waiting, and their prompts as blocks held. `own_share`: how much more than the
-    report our ledger tells of what reports include; `computed_ratio`: share of waiting prompts that isn't cached
+    that no report includes yet count as waiting, and their prompts as blocks held. `others`: how far reports hold, and
+    what they have become as far as they don't; `computed_ratio`: share of waiting prompts that isn't cached
     (`router/peers.py`).
     """
     num_ours, pending = own.num_in_flight, own.num_pending
@@ -45,7 +48,9 @@ def load_of(
     claimed_tokens = waiting_tokens + prefill_tokens + own.pending_tokens + own.pending_output_tokens
     kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
     pressure = WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM)
-    num_settled = num_reported + own_share * (settled - num_reported)
+    trust, others_requests, others_tokens = others
+    num_settled = trust * num_reported + (1.0 - trust) * (settled + others_requests)
+    backlog_tokens = trust * backlog_tokens + (1.0 - trust) * (settled_tokens + others_tokens)
     return ReplicaLoad(
         replica_id=replica_id,
         report=report,
@@ -60,8 +65,8 @@ def load_of(
         num_blocks_available=min(total, num_free - claimed_tokens / size),
         block_size=size,
         num_blocks_total=total,
-        company=max(0.0, num_settled + report.num_waiting * pressure),
-        backlog_tokens=max(0.0, backlog_tokens + own_share * (settled_tokens - backlog_tokens)),
+        company=num_settled + report.num_waiting * pressure,
+        backlog_tokens=backlog_tokens,
         own_company=pending * (1.0 + pressure)
         + OWN * settled
         + max(0.0, num_settled + pending + 1 - report.max_num_seqs),

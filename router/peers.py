@@ -6,29 +6,41 @@ until a report includes a request of ours is how late reports are.
 
     routers     = requests reported / our own in flight, smoothed
     unseen      = (routers - 1) * our own that no report includes yet, smoothed: what others sent and no report tells of
-    own share   = (1 - exp(-lag / `MEMORY_S`)) / routers: alone, the ledger knows all, and an old report little
+    trust       = exp(-lag / `MEMORY_S`): how much of a report still holds where it differs from what follows
+    others      = what reports include and isn't ours, mean of the replicas: what an old report is likely to have become
 """
 
 from __future__ import annotations
 
 from math import exp
+from typing import NamedTuple
 
 from router.inflight import LedgerCounts
 from router.types import RouteRequest
 from router.views import SeenReport
 
-MEMORY_S = 2.0
+MEMORY_S = 1.0
 MAX_ROUTERS = 256.0
 _WEIGHT = 0.02
 """Of one decision in what is smoothed; at the start more, so that all decisions weigh alike."""
+
+
+class Others(NamedTuple):
+    """What an old report is likely to have become: `trust` of it, and for the rest what is ours there plus what others
+    have at a replica in the mean, `requests` with `tokens` to prefill."""
+
+    trust: float = 1.0
+    requests: float = 0.0
+    tokens: float = 0.0
 
 
 class PeerEstimate:
     """Not thread-safe. `look` at every replica that changed; `decided` at every decision."""
 
     def __init__(self) -> None:
-        self._counted: dict[str, tuple[int, int, int]] = {}
+        self._counted: dict[str, tuple[int, int, int, float]] = {}
         self._reported = self._own = self._pending = 0
+        self._others_tokens = 0.0
         self._mean_pending = 0.0
         self.lag_s = 0.0
         """From a request's acceptance to a report that includes it, smoothed. The ledger tells (`RouterState`)."""
@@ -53,22 +65,28 @@ class PeerEstimate:
         return max(1, len(self._counted))
 
     @property
-    def own_share(self) -> float:
-        return (1.0 - exp(-self.lag_s / MEMORY_S)) / self.routers
+    def others(self) -> Others:
+        num = self.num_replicas
+        requests = (self._reported - self._own + self._pending) / num
+        return Others(exp(-self.lag_s / MEMORY_S), max(0.0, requests), max(0.0, self._others_tokens / num))
 
     def look(self, replica_id: str, seen: SeenReport | None, own: LedgerCounts) -> None:
-        reported, in_flight, pending = self._counted.pop(replica_id, (0, 0, 0))
+        reported, in_flight, pending, tokens = self._counted.pop(replica_id, (0, 0, 0, 0.0))
         self._reported -= reported
         self._own -= in_flight
         self._pending -= pending
+        self._others_tokens -= tokens
         if seen is None:
             return
         report = seen.report
-        counted = (report.num_running + report.num_waiting, own.num_in_flight, own.num_pending)
-        self._counted[replica_id] = counted
-        self._reported += counted[0]
-        self._own += counted[1]
-        self._pending += counted[2]
+        reported, in_flight, pending = report.num_running + report.num_waiting, own.num_in_flight, own.num_pending
+        tokens = report.num_waiting_tokens * self.computed_ratio + report.num_prefill_tokens
+        tokens -= own.prefill_tokens - own.pending_prefill_tokens
+        self._counted[replica_id] = (reported, in_flight, pending, tokens)
+        self._reported += reported
+        self._own += in_flight
+        self._pending += pending
+        self._others_tokens += tokens
 
     def decided(self, request: RouteRequest, cached_tokens: int, report_lag_s: float) -> None:
         self.lag_s = report_lag_s

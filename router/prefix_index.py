@@ -40,11 +40,16 @@ class Matched(Mapping[str, int]):
 
     def num_of(self, replica_id: str) -> int:
         """0 for a replica that holds none."""
-        bit = self._bits.get(replica_id, 0)
-        for num_blocks, holders in reversed(self._runs):
-            if holders & bit:
-                return num_blocks
-        return 0
+        return self.counts((replica_id,))[0]
+
+    def counts(self, replica_ids: Sequence[str]) -> list[int]:
+        """How many blocks each of these holds."""
+        bit_of = self._bits.get
+        bits = [bit_of(replica_id, 0) for replica_id in replica_ids]
+        counts = [0] * len(bits)
+        for num_blocks, holders in self._runs:
+            counts = [num_blocks if holders & bit else count for bit, count in zip(bits, counts, strict=True)]
+        return counts
 
     def longest(self, start: int = 0) -> Iterator[str]:
         """Those that hold most first; among equals those that the index came to know as its `start`-th or later."""
@@ -90,12 +95,12 @@ class PrefixIndex:
     def learn(self, replica_id: str, block_hashes: Iterable[bytes]) -> None:
         """The replica holds these blocks, or will soon."""
         with self._lock:
-            bit = self._bit_of(replica_id)
+            bit, holders = self._bit_of(replica_id), self._holders
             for block_hash in block_hashes:
-                self._holders[block_hash] = self._holders.get(block_hash, 0) | bit
-                self._holders.move_to_end(block_hash)
-            while len(self._holders) > self._max_blocks:
-                self._holders.popitem(last=False)
+                holders[block_hash] = holders.get(block_hash, 0) | bit
+                holders.move_to_end(block_hash)
+            while len(holders) > self._max_blocks:
+                holders.popitem(last=False)
 
     def unlearn(self, replica_id: str, block_hashes: Iterable[bytes]) -> None:
         """The replica evicted these blocks."""

@@ -1,6 +1,6 @@
 """Which replicas a decision looks at: all of a few, some of many.
 
-    FavouritesAndSample   up to 64 all; of more, those that hold most of the prompt and a random sample
+    FavouritesAndSample   up to 64 all; of more, 40: those that hold most of the prompt and a random sample
     TwoDrawn              two at random
     InTurn                the next ones after those of the last decision
     OnRing                the session's place on a ring of replicas, and who follows
@@ -20,10 +20,12 @@ from typing import Protocol
 from router.prefix_index import Matched
 from router.types import RouteRequest
 
-MAX_SCORED = 64
+ALL_UP_TO = 64
+MAX_SCORED = 40
 MAX_FAVOURITES = 8
-"""Of more than `MAX_SCORED` replicas a decision looks at this many prefix favourites and a random sample of the rest:
-the best of 56 drawn is about as good as the best of 1,000, and a decision costs the same however large the cluster."""
+"""Of more than `ALL_UP_TO` replicas a decision looks at `MAX_SCORED`: so many prefix favourites and a random sample of
+the rest. The best of 32 drawn is about as good as the best of 1,000, and a decision costs the same however many there
+are."""
 
 NUM_LISTED = 8
 """How many an ordered shortlist names: enough for the next when the first ones don't take the request."""
@@ -63,7 +65,7 @@ class FavouritesAndSample:
 
     def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> Sequence[str]:
         num, draw = len(replica_ids), self._rng.random
-        if num <= MAX_SCORED:
+        if num <= ALL_UP_TO:
             return replica_ids
         favourites: list[str] = []
         if matched.most:

@@ -218,11 +218,10 @@ class RouterState:
         if self._cold:
             self._ramp(views, now)
         if matched.most:
-            num_of = matched.num_of
-            for i, replica_id in enumerate(replica_ids):
-                if num_matched := num_of(replica_id):
-                    load, _, is_stale, ramp, _ = views[i]
-                    views[i] = ReplicaView(load, num_matched, is_stale, ramp)
+            views = [
+                ReplicaView(view.load, num_matched, view.is_stale, view.ramp) if num_matched else view
+                for view, num_matched in zip(views, matched.counts(replica_ids), strict=True)
+            ]
         if home is not None:
             i = replica_ids.index(home)
             views[i] = views[i]._replace(is_home=True)
@@ -247,15 +246,14 @@ class RouterState:
         changed.update([replica_id for replica_id in replica_ids if replica_id not in self._known])
         if not changed:
             return
+        others, ratio = self._peers.others, self._peers.computed_ratio
         for replica_id in changed:
             seen, own = self.views.seen(replica_id), self.ledger.counts_of(replica_id)
             self._peers.look(replica_id, seen, own)
             if seen is None and own is NOTHING and replica_id not in replica_ids:
                 self._known.pop(replica_id, None)
             else:
-                self._known[replica_id] = ReplicaView(
-                    load_of(replica_id, seen, own, self._peers.own_share, self._peers.computed_ratio)
-                )
+                self._known[replica_id] = ReplicaView(load_of(replica_id, seen, own, others, ratio))
 
     def _build(self, config: RouterConfig) -> None:
         self.config = config

@@ -28,7 +28,7 @@ from router.load import stale_as_loaded
 from router.peers import PeerEstimate
 from router.types import ReplicaView, RouteRequest
 
-COMPANY = 0.1
+COMPANY = 0.3
 """Seconds of company for a second of one request's decode: requests share their steps."""
 
 AGAIN = 3.0

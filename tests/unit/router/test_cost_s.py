@@ -9,7 +9,7 @@ import pytest
 from replica.request import LoadReport
 from router.inflight import LedgerCounts
 from router.load import load_of
-from router.peers import PeerEstimate
+from router.peers import MEMORY_S, Others, PeerEstimate
 from router.scorers.cost_s import COMPANY, CostS, water_level
 from router.types import ReplicaView
 from router.views import SeenReport
@@ -94,13 +94,21 @@ def test_beside_other_routers_the_lowest_loads_no_longer_differ() -> None:
     assert alone[1] - alone[0] == pytest.approx(4 * EACH_S)
 
 
-def test_alone_an_old_report_counts_less_than_the_ledger() -> None:
+def test_an_old_report_turns_into_what_is_ours_and_the_mean_of_what_others_have() -> None:
+    """Two replicas with 40 and 20 requests, 10 of ours at each: others have 20 in the mean."""
     peers = PeerEstimate()
-    assert peers.own_share == 0.0
-    peers.decided(request(), 0, 6.0)
-    assert peers.own_share == pytest.approx(0.95, abs=0.01)
-    old = load_of("a", SeenReport(report(num_running=40), 0.0), LedgerCounts(10, 0), peers.own_share)
-    assert old.company == pytest.approx(11.5, abs=0.1)
+    seen = [SeenReport(report(name, num_running=num, num_prefill_tokens=8 * num), 0.0) for name, num in PAIR]
+    for one in seen:
+        peers.look(one.report.replica_id, one, LedgerCounts(10, 0, 0, 0, 40, 0))
+    assert peers.others == Others(1.0, 20.0, 200.0)
+    assert [load.company for load in loads_of(seen, peers)] == [40, 20]
+    peers.decided(request(), 0, 10 * MEMORY_S)
+    assert [load.company for load in loads_of(seen, peers)] == [pytest.approx(30, abs=0.01)] * 2
+    assert [load.backlog_tokens for load in loads_of(seen, peers)] == [pytest.approx(240, abs=0.1)] * 2
+
+
+def loads_of(seen: list[SeenReport], peers: PeerEstimate) -> list[ReplicaLoad]:
+    return [load_of(one.report.replica_id, one, LedgerCounts(10, 0, 0, 0, 40, 0), peers.others) for one in seen]
 
 
 def test_a_cold_replica_counts_nearly_as_busy_as_the_others_at_first() -> None:
