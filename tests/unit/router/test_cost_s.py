@@ -11,12 +11,13 @@ from router.inflight import LedgerCounts
 from router.load import load_of
 from router.peers import MEMORY_S, Others, PeerEstimate
 from router.scorers.cost_s import COMPANY, CostS, water_level
-from router.types import ReplicaView
+from router.types import ReplicaLoad, ReplicaView
 from router.views import SeenReport
 from tests.unit.router.loads import report, request, view
 
 RATES: dict[str, Any] = {"prefill_tokens_per_s": 1000.0, "decode_tokens_per_s": 100.0}
 WANTED = request(block_hashes=tuple(bytes([i]) for i in range(10)))
+PAIR = (("a", 40), ("b", 20))
 EACH_S = COMPANY * 160 / 100
 """What one request of company counts."""
 
@@ -40,7 +41,7 @@ def test_the_score_is_a_half_where_the_cost_is_tau() -> None:
         ({"num_running": 2, "num_prefill_tokens": 300}, 2 * EACH_S + 0.3),
         ({"num_waiting": 1, "num_waiting_tokens": 500}, EACH_S + 0.5),
         ({"counts": (1, 1, 100, 50, 100, 100)}, EACH_S + 0.1),
-        ({"num_running": 2, "counts": (2, 0)}, 3 * EACH_S),
+        ({"num_running": 2, "counts": (2, 0)}, 4 * EACH_S),
         ({"num_running": 64}, 65 * EACH_S),
     ],
     ids=["company", "mid-prefill", "waiting", "just sent", "ours for certain", "no place"],
@@ -66,8 +67,8 @@ def test_blocks_that_are_missing_cost_the_time_in_which_requests_end() -> None:
 
 
 def test_a_cached_prefix_is_let_go_when_more_waits_in_front_of_it() -> None:
-    cached = view("a", matched_blocks=10, num_waiting=1, num_waiting_tokens=100, **RATES)
-    drowned = view("a", matched_blocks=10, num_waiting=1, num_waiting_tokens=1000, **RATES)
+    cached = view("a", matched_blocks=10, num_prefill_tokens=300, **RATES)
+    drowned = view("a", matched_blocks=10, num_prefill_tokens=1000, **RATES)
     other = view("b", **RATES)
     assert costs(cached, other)[0] < costs(cached, other)[1]
     assert costs(drowned, other)[0] > costs(drowned, other)[1]
