@@ -26,7 +26,7 @@ from replica.errors import Unavailable
 from router.config import RouterConfig
 from router.filters import NotDraining, QueueNotFull
 from router.peers import PeerEstimate
-from router.picker import BestWithRandomTies
+from router.picker import BestInTurn
 from router.scorers.cost_s import CostS
 from router.scorers.in_order import InOrder
 from router.scorers.kv_headroom import KvHeadroom
@@ -94,7 +94,7 @@ class Policy:
         totals = [weight * score for score in scores]
         for _, weight, scores in columns[1:]:
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
-        order = self._picker(totals)
+        order = self._picker(totals, [view.load.replica_id for view in candidates])
         return Scored(candidates, ignored, columns, totals, order)
 
     def decided(self, scored: Scored, now: float) -> Decision:
@@ -110,6 +110,10 @@ class Policy:
             cost_s=self._tau_s * (1.0 / parts["cost_s"] - 1.0) if parts.get("cost_s") else None,
         )
 
+    def chose(self, replica_id: str) -> None:
+        """The request of the last decision goes there: next time it is the turn of others."""
+        self._picker.chose(replica_id)
+
     def _filter(self, request: RouteRequest, views: list[ReplicaView]) -> tuple[list[ReplicaView], str]:
         ignored = ""
         for keep in self.filters:
@@ -124,7 +128,7 @@ class Policy:
 def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate | None = None) -> Policy:
     """The policy that `config` describes. `peers`: what is known of other routers; None: there are none."""
     filters: list[Filter] = [NotDraining(), QueueNotFull(config.max_num_queued_seqs)]
-    tied, sample = BestWithRandomTies(rng, TIE_MARGIN), FavouritesAndSample(rng)
+    tied, sample = BestInTurn(rng, TIE_MARGIN), FavouritesAndSample(rng)
     if config.policy == "scores":
         weights = config.all_weights
         scorers: list[Scorer] = [
@@ -136,7 +140,7 @@ def build_policy(config: RouterConfig, rng: random.Random, peers: PeerEstimate |
         return Policy(
             "weighted", filters, [(scorer, weights[scorer.name]) for scorer in scorers], tied, sample, config.tau_s
         )
-    exact = BestWithRandomTies(rng, 0.0)
+    exact = BestInTurn(rng, 0.0)
     simple: dict[str, tuple[Scorer, Shortlist]] = {
         "round_robin": (InOrder(), InTurn(rng)),
         "power_of_two": (QueueDepth(), TwoDrawn(rng)),

@@ -13,10 +13,63 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MAX_DEAD_BITS = 64
 """Bits of dead replicas are only masked out; after so many of them one sweep cleans all entries."""
+
+
+class Matched(Mapping[str, int]):
+    """Replica -> how many leading blocks of one chain it holds; replicas that hold none are absent.
+
+    Names nobody before somebody asks: in a large cluster hundreds may hold the same beginning. `runs`: how many blocks,
+    and the bits of those that hold exactly so many, shortest first. A replica that is forgotten meanwhile is left out.
+    """
+
+    __slots__ = ("_bits", "_replica_of", "_runs")
+
+    def __init__(self, runs: list[tuple[int, int]], bits: Mapping[str, int], replica_of: Mapping[int, str]) -> None:
+        self._runs = runs
+        self._bits = bits
+        self._replica_of = replica_of
+
+    @property
+    def most(self) -> int:
+        """Blocks that the best one holds; 0 when nobody holds any."""
+        return self._runs[-1][0] if self._runs else 0
+
+    def num_of(self, replica_id: str) -> int:
+        """0 for a replica that holds none."""
+        bit = self._bits.get(replica_id, 0)
+        for num_blocks, holders in reversed(self._runs):
+            if holders & bit:
+                return num_blocks
+        return 0
+
+    def longest(self, start: int = 0) -> Iterator[str]:
+        """Those that hold most first; among equals those that the index came to know as its `start`-th or later."""
+        for _, holders in reversed(self._runs):
+            late = holders >> start << start
+            for bits in (late, holders ^ late):
+                while bits:
+                    bit = bits & -bits
+                    bits ^= bit
+                    if (replica_id := self._replica_of.get(bit)) is not None:
+                        yield replica_id
+
+    def __getitem__(self, replica_id: str) -> int:
+        if num_blocks := self.num_of(replica_id):
+            return num_blocks
+        raise KeyError(replica_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return self.longest()
+
+    def __len__(self) -> int:
+        return sum(holders.bit_count() for _, holders in self._runs)
+
+
+NOBODY = Matched([], {}, {})
 
 
 class PrefixIndex:
@@ -55,22 +108,22 @@ class PrefixIndex:
                 else:
                     self._holders.pop(block_hash, None)
 
-    def match(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
-        """Replica -> how many leading blocks of this chain it holds; replicas that hold none are absent."""
-        matched: dict[str, int] = {}
-        if not block_hashes:
-            return matched
+    def match(self, block_hashes: Sequence[bytes]) -> Matched:
+        """How many leading blocks of this chain the replicas hold."""
+        runs: list[tuple[int, int]] = []
         with self._lock:
-            holding = self._live
-            for num_blocks, block_hash in enumerate(block_hashes):
+            holding, num_blocks = self._live, 0
+            for block_hash in block_hashes:
                 still = self._holders.get(block_hash, 0) & holding
                 if still != holding and num_blocks:
-                    self._name(holding & ~still, num_blocks, matched)
+                    runs.append((num_blocks, holding ^ still))
                 holding = still
                 if not holding:
-                    return matched
-            self._name(holding, len(block_hashes), matched)
-        return matched
+                    break
+                num_blocks += 1
+            if holding and num_blocks:
+                runs.append((num_blocks, holding))
+        return Matched(runs, self._bits, self._replica_of)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone, and its cache with it."""
@@ -93,13 +146,6 @@ class PrefixIndex:
             self._replica_of[bit] = replica_id
             self._live |= bit
         return bit
-
-    def _name(self, bits: int, num_blocks: int, matched: dict[str, int]) -> None:
-        """Note `num_blocks` for every replica in `bits`."""
-        while bits and num_blocks:
-            bit = bits & -bits
-            matched[self._replica_of[bit]] = num_blocks
-            bits ^= bit
 
     def _sweep(self) -> None:
         for block_hash, holders in list(self._holders.items()):

@@ -32,7 +32,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from replica.errors import BrimfulError, EngineDead
 from replica.request import LoadReport
 from router.config import RouterConfig
-from router.state import RouterState, state_for
+from router.state import RouterState
+from router.states import state_for
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class BrimfulRouter(RequestRouter):
         self._reachable: OrderedDict[str, RunningReplica] = OrderedDict()
         self._candidates: list[RunningReplica] = []
         self._living: dict[str, RunningReplica] = {}
+        self._living_ids: list[str] = []
         self._routed_by: WeakKeyDictionary[asyncio.Task[Any], PendingRequest] = WeakKeyDictionary()
 
     async def choose_replicas(
@@ -139,7 +141,7 @@ class BrimfulRouter(RequestRouter):
         living = self._living_among(candidates)
         if route is None:
             return self._any_order(list(living.values()))
-        decision = self._state.choose(route, list(living), pending_request.kwargs.get("exclude") or ())
+        decision = self._state.choose(route, self._living_ids, pending_request.kwargs.get("exclude") or ())
         return [[living[replica_id]] for replica_id, _ in decision.ranking]
 
     def _living_among(self, candidates: list[RunningReplica]) -> dict[str, RunningReplica]:
@@ -148,6 +150,7 @@ class BrimfulRouter(RequestRouter):
             by_id = {replica.replica_id.unique_id: replica for replica in candidates}
             living = {replica_id: replica for replica_id, replica in by_id.items() if replica_id not in self._died}
             self._candidates, self._living = candidates, living or by_id
+            self._living_ids = list(self._living)
         return self._living
 
     def _any_order(self, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Protocol
 
+from router.prefix_index import Matched
 from router.types import RouteRequest
 
 MAX_SCORED = 64
@@ -36,25 +38,38 @@ SESSION_BLOCKS = 4
 class Shortlist(Protocol):
     """Candidates of one decision out of `replica_ids` (at least one). `matched`: replica -> cached leading blocks."""
 
-    def __call__(
-        self, request: RouteRequest, replica_ids: Sequence[str], matched: Mapping[str, int], /
-    ) -> Sequence[str]: ...
+    def __call__(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched, /) -> Sequence[str]: ...
+
+
+class SetOf:
+    """The set of a list's replicas, made anew when another list is given. Nobody changes a list that was given."""
+
+    def __init__(self) -> None:
+        self._list: Sequence[str] = ()
+        self._set: frozenset[str] = frozenset()
+
+    def __call__(self, replica_ids: Sequence[str]) -> frozenset[str]:
+        if replica_ids is not self._list:
+            self._list, self._set = replica_ids, frozenset(replica_ids)
+        return self._set
 
 
 class FavouritesAndSample:
-    """`rng` draws the sample."""
+    """`rng` draws the sample, and which favourites among equals."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._allowed = SetOf()
 
-    def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], matched: Mapping[str, int]) -> Sequence[str]:
-        if len(replica_ids) <= MAX_SCORED:
+    def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> Sequence[str]:
+        num, draw = len(replica_ids), self._rng.random
+        if num <= MAX_SCORED:
             return replica_ids
         favourites: list[str] = []
-        if matched:
-            allowed = set(replica_ids)
-            favourites = sorted([one for one in matched if one in allowed], key=matched.__getitem__)[-MAX_FAVOURITES:]
-        num, draw = len(replica_ids), self._rng.random
+        if matched.most:
+            allowed = self._allowed(replica_ids)
+            longest = matched.longest(start=int(draw() * num))
+            favourites = list(islice((one for one in longest if one in allowed), MAX_FAVOURITES))
         drawn = [
             replica_ids[int(draw() * num)] for _ in range(MAX_SCORED - len(favourites))
         ]  # one or two of them twice
@@ -65,9 +80,7 @@ class TwoDrawn:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def __call__(
-        self, _request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]
-    ) -> Sequence[str]:
+    def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], _matched: Matched) -> Sequence[str]:
         return self._rng.sample(replica_ids, 2) if len(replica_ids) > 2 else replica_ids
 
 
@@ -77,9 +90,7 @@ class InTurn:
     def __init__(self, rng: random.Random) -> None:
         self._next = rng.randrange(1 << 30)
 
-    def __call__(
-        self, _request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]
-    ) -> Sequence[str]:
+    def __call__(self, _request: RouteRequest, replica_ids: Sequence[str], _matched: Matched) -> Sequence[str]:
         num = len(replica_ids)
         first = self._next % num
         self._next += 1
@@ -90,18 +101,22 @@ class OnRing:
     """Consistent hashing: a replica that comes or goes moves only the sessions near its places."""
 
     def __init__(self) -> None:
-        self._on_ring: set[str] = set()
+        self._allowed = SetOf()
+        self._on_ring: frozenset[str] = frozenset()
+        self._fits: frozenset[str] = frozenset()  # the last set that the ring serves
         self._places: list[int] = []
         self._owners: list[str] = []
 
-    def __call__(self, request: RouteRequest, replica_ids: Sequence[str], _matched: Mapping[str, int]) -> Sequence[str]:
+    def __call__(self, request: RouteRequest, replica_ids: Sequence[str], _matched: Matched) -> Sequence[str]:
         return self.first(request, replica_ids, NUM_LISTED)
 
     def first(self, request: RouteRequest, replica_ids: Sequence[str], num: int) -> list[str]:
         """The `num` replicas (or all) that come first from the session's place on."""
-        allowed = set(replica_ids)
-        if not self._on_ring >= allowed or len(self._on_ring) > 2 * len(allowed):
-            self._build(allowed)
+        allowed = self._allowed(replica_ids)
+        if allowed is not self._fits:
+            if not self._on_ring >= allowed or len(self._on_ring) > 2 * len(allowed):
+                self._build(allowed)
+            self._fits = allowed
         place = bisect(self._places, _hash(session_of(request)))
         num_wanted = min(len(allowed), num)
         listed: dict[str, None] = {}
@@ -112,7 +127,7 @@ class OnRing:
             place += 1
         return list(listed)
 
-    def _build(self, replica_ids: set[str]) -> None:
+    def _build(self, replica_ids: frozenset[str]) -> None:
         ring = sorted((_hash(f"{one}/{i}".encode()), one) for one in replica_ids for i in range(POINTS))
         self._on_ring = replica_ids
         self._places = [place for place, _ in ring]

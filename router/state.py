@@ -10,7 +10,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from router.load import load_of
 from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
-from router.prefix_index import PrefixIndex
+from router.prefix_index import NOBODY, Matched, PrefixIndex
 from router.shortlist import SESSION_BLOCKS, OnRing, Shortlist
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
@@ -91,7 +92,8 @@ class RouterState:
             matched, views = self._look(request, candidates, self.policy.shortlist, now)
             decision = self.policy.decide(request, views, now)
             winner = decision.replica_id
-            cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
+            self.policy.chose(winner)
+            cached_tokens = matched.num_of(winner) * self._known[winner].load.block_size
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.ledger.sent(request, winner, now, cached_tokens)
         if self.uses_prefixes and request.block_hashes:
@@ -106,14 +108,12 @@ class RouterState:
         """
         replica_ids = self.replica_ids()
         with self._deciding:
-            now, dice = self._clock(), self._rng.getstate()
-            try:
+            now = self._clock()
+            with self._undone():
                 # The copy goes on instead of the shortlist, which may count turns.
                 matched, views = self._look(request, replica_ids, copy(self.policy.shortlist), now)
                 scope = Scope(self.config, len(replica_ids), matched, self._peers)
                 return explained(self.policy, request, views, now, scope)
-            finally:
-                self._rng.setstate(dice)
 
     def routed(self, request_id: str, replica_id: str) -> None:
         """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
@@ -208,12 +208,26 @@ class RouterState:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What is looked at and drawn inside is to be looked at and drawn again."""
+        dice, known = self._rng.getstate(), self._known
+        estimate = {name: copy(value) for name, value in vars(self._peers).items()}
+        self._known = dict(known)
+        try:
+            yield
+        finally:
+            looked_at = self._known
+            self.views.look_again({one for one in known | looked_at if known.get(one) is not looked_at.get(one)})
+            self._known = known
+            vars(self._peers).update(estimate)
+            self._rng.setstate(dice)
+
     def _look(
         self, request: RouteRequest, replica_ids: Sequence[str], shortlist: Shortlist | None, now: float
-    ) -> tuple[dict[str, int], list[ReplicaView]]:
-        """Who holds how much of the prompt, and the candidates of the decision. Looking at a replica earlier than the
-        next decision would, or twice, changes no decision."""
-        matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
+    ) -> tuple[Matched, list[ReplicaView]]:
+        """Who holds how much of the prompt, and the candidates of the decision."""
+        matched = self.index.match(request.block_hashes) if self.uses_prefixes else NOBODY
         home = self._home_of(request, replica_ids, matched)
         if shortlist is not None and replica_ids:
             replica_ids = shortlist(request, replica_ids, matched)
@@ -221,17 +235,17 @@ class RouterState:
             replica_ids = [*replica_ids, home]
         return matched, self._see(replica_ids, matched, now, home)
 
-    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: dict[str, int]) -> str | None:
+    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> str | None:
         """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
         of a kind, so that they are found again before any report tells of them."""
         if not (self.uses_prefixes and request.block_hashes and replica_ids) or self.config.policy != "scores":
             return None
-        if max(matched.values(), default=0) >= min(SESSION_BLOCKS, len(request.block_hashes)):
+        if matched.most >= min(SESSION_BLOCKS, len(request.block_hashes)):
             return None
         return self._ring.first(request, replica_ids, 1)[0]
 
     def _see(
-        self, replica_ids: Sequence[str], matched: dict[str, int], now: float, home: str | None = None
+        self, replica_ids: Sequence[str], matched: Matched, now: float, home: str | None = None
     ) -> list[ReplicaView]:
         self._refresh(replica_ids)
         views = [self._known[replica_id] for replica_id in replica_ids]
@@ -240,10 +254,12 @@ class RouterState:
             views[i] = ReplicaView(views[i].load, is_stale=True)
         if self._cold:
             self._ramp(views, now)
-        if matched:
-            for i in [i for i, replica_id in enumerate(replica_ids) if replica_id in matched]:
-                load, _, is_stale, ramp, _ = views[i]
-                views[i] = ReplicaView(load, matched[load.replica_id], is_stale, ramp)
+        if matched.most:
+            num_of = matched.num_of
+            for i, replica_id in enumerate(replica_ids):
+                if num_matched := num_of(replica_id):
+                    load, _, is_stale, ramp, _ = views[i]
+                    views[i] = ReplicaView(load, num_matched, is_stale, ramp)
         if home is not None:
             i = replica_ids.index(home)
             views[i] = views[i]._replace(is_home=True)
@@ -305,16 +321,3 @@ class RouterState:
             return
         self._next_expiry_s = now + EXPIRE_EVERY_S
         self._counters.expired(self.ledger.expire(now))
-
-
-_states: dict[tuple[str, str], RouterState] = {}
-_states_lock = threading.Lock()
-
-
-def state_for(app_name: str, deployment_name: str) -> RouterState:
-    """This process's state for a deployment: the same object for the ingress's code and for Serve's router."""
-    with _states_lock:
-        key = (app_name, deployment_name)
-        if key not in _states:
-            _states[key] = RouterState()
-        return _states[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -95,9 +96,11 @@ class Scorer(Protocol):
 
 
 class Picker(Protocol):
-    """Orders candidates by their total scores: indices, best first."""
+    """Orders candidates by their total scores: indices, best first. `chose` tells it where the request went."""
 
-    def __call__(self, totals: list[float], /) -> list[int]: ...
+    def __call__(self, totals: list[float], replica_ids: Sequence[str], /) -> list[int]: ...
+
+    def chose(self, replica_id: str, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ error is the middle one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from bench.fit.engine import MeasuredEngine, Played
@@ -134,10 +134,10 @@ def validate(
         for load in loads:
             title = f"load {load.name}, {number + 1}/{rounds}"
             fresh = load._replace(seed=load.seed + _SEEDS_APART * number)
-            trace, requests, played = _play(engine, slowed(cost, before), seconds, fresh, title, progress)
+            trace, requests, played = _play(engine, cost.slowed(before), seconds, fresh, title, progress)
             after = speedometer.read(f"after {title}")
             limits, shape = engine.config.scheduler, engine.shape
-            expected = simulated(trace, requests, limits, shape, slowed(cost, (before + after) / 2))
+            expected = simulated(trace, requests, limits, shape, cost.slowed((before + after) / 2))
             real = observed(trace, requests, played, shape)
             plays[load.name].append(Play(len(trace), before, after, numbers_of(real), numbers_of(expected)))
             before = after
@@ -198,17 +198,3 @@ def numbers_of(outcome: Outcome) -> dict[str, float]:
         "tokens_made_per_step": outcome.steps.num_output_tokens / outcome.steps.num_steps,
         "num_finished": summary["num_finished"],
     }
-
-
-def slowed(cost: StepCost, factor: float) -> StepCost:
-    """Every step takes `factor` times as long."""
-    return replace(
-        cost,
-        fixed_s=cost.fixed_s * factor,
-        prefill_token_s=cost.prefill_token_s * factor,
-        decode_seq_s=cost.decode_seq_s * factor,
-        kv_token_s=cost.kv_token_s * factor,
-        prefill_pair_s=cost.prefill_pair_s * factor,
-        chunk_s=cost.chunk_s * factor,
-        token_curve=tuple((knot, seconds * factor) for knot, seconds in cost.token_curve),
-    )

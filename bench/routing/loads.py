@@ -2,7 +2,7 @@
 
 Coarse tokens: one token of the simulation stands for `COARSE` real ones. Everything takes as long as it would with
 real tokens and costs a quarter of the work to simulate: a token of prefill costs four times as much, a step stands for
-eight real ones, what grows with the square of the length for 64. Steps are coarse too (some 60 ms), so is every TTFT.
+four real ones, what grows with the square of the length for 16. Steps are coarse too (some 60 ms), so is every TTFT.
 
 The rate is a share of what one replica does that finds no prefix: W2 has none to find and gets 0.8 of it; the other two
 get more than a replica could do that computes everything.
@@ -78,16 +78,9 @@ class Cell(NamedTuple):
 
 def coarse_cost(cost: StepCost, coarse: int) -> StepCost:
     """What a step costs whose tokens stand for `coarse` real ones each, on a machine that is `SLOWER`."""
-    once, twice = SLOWER * coarse, SLOWER * coarse**2
-    return replace(
-        cost,
-        fixed_s=cost.fixed_s * once,
-        prefill_token_s=cost.prefill_token_s * once,
-        decode_seq_s=cost.decode_seq_s * once,
-        kv_token_s=cost.kv_token_s * twice,
-        prefill_pair_s=cost.prefill_pair_s * twice,
-        name=f"{cost.name}, {coarse} tokens in one",
-    )
+    stretched = cost.slowed(SLOWER * coarse, attention=coarse)
+    granule = max(1, cost.kv_granule_tokens // coarse)
+    return replace(stretched, kv_granule_tokens=granule, name=f"{cost.name}, {coarse} tokens in one")
 
 
 def settings_of(cell: Cell, cost: StepCost, router: RouterConfig, seed: int) -> ClusterSettings:

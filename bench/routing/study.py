@@ -24,6 +24,9 @@ SHIPPED = "cost_s"
 LOAD_ONLY = ("round_robin", "power_of_two", "least_in_flight")
 BASELINES = (*LOAD_ONLY, "session_affinity")
 
+READ_NO_REPORTS = ("round_robin", "least_in_flight", "session_affinity")
+"""The age of reports changes nothing for these: one run stands for all delays."""
+
 POLICIES: Mapping[str, RouterConfig] = {
     SHIPPED: RouterConfig(),
     **{name: RouterConfig(policy=name) for name in BASELINES},
@@ -67,6 +70,11 @@ class Job(NamedTuple):
     per_replica: float
     requests_share: float = 1.0
     cost: str = "h100-8b"
+
+
+def run_for(cell: Cell, policy: str) -> Cell:
+    """The cell that is simulated for this one."""
+    return cell._replace(report_delay_s=0.0) if policy in READ_NO_REPORTS else cell
 
 
 def capacity_of(load: Load, cost: StepCost) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -117,6 +117,19 @@ class StepCost:
     def of_plan(self, plan: StepPlan) -> float:
         """Seconds of a planned step."""
         return self.seconds(work_of(plan, self.kv_granule_tokens))
+
+    def slowed(self, factor: float, attention: float = 1.0) -> StepCost:
+        """Every step takes `factor` times as long, and what grows with the context `attention` times that."""
+        return replace(
+            self,
+            fixed_s=self.fixed_s * factor,
+            prefill_token_s=self.prefill_token_s * factor,
+            decode_seq_s=self.decode_seq_s * factor,
+            kv_token_s=self.kv_token_s * factor * attention,
+            prefill_pair_s=self.prefill_pair_s * factor * attention,
+            chunk_s=self.chunk_s * factor,
+            token_curve=tuple((knot, seconds * factor) for knot, seconds in self.token_curve),
+        )
 
     def save(self, path: Path) -> None:
         """Raises `OSError`, and then a file that was there is as it was."""

@@ -15,6 +15,11 @@ from deployments.cli.cluster_process import ClusterSettings
 from deployments.cli.run_folder import MARKER, RunFolder
 from deployments.config import ServeConfig
 
+SERVE_ENVIRONMENT = {"RAY_SERVE_PROXY_USE_GRPC": "1", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1"}
+"""How Serve's proxy gets what an ingress process streams: by gRPC, which costs a third of a Ray object a message
+(`bench/http`). Without a limit, because one that is exceeded cuts the answer off; the largest bodies are ours to bound.
+What the user has set stays."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
@@ -117,6 +122,7 @@ def _environment(folder: RunFolder, *, private: bool) -> dict[str, str]:
     environment["TMPDIR"] = str(folder.temporary_path)
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    environment |= {name: environment.get(name, value) for name, value in SERVE_ENVIRONMENT.items()}
     if private:
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NAMESPACE"):
             environment.pop(name, None)

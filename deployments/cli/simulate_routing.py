@@ -69,7 +69,7 @@ def routing(
     console.doing("measuring decisions")
     speeds = _speeds()
     jobs = _jobs(cells, policies, range(first_seed, first_seed + (1 if quick else seeds)), share, cost, console)
-    table = _measured(jobs, workers or len(os.sched_getaffinity(0)), console)
+    table = _measured(jobs, cells, len(policies), workers or len(os.sched_getaffinity(0)), console)
     bursts = _bursts(cells, cost, console)
     found = goals(table, bursts, speeds)
     result_lines(["", *_told(bursts, speeds), "", *goal_lines(found)])
@@ -148,14 +148,15 @@ def _speeds() -> list[DecisionSpeed]:
 
 
 def _jobs(cells: list[Cell], policies: list[str], seeds: range, share: float, cost: str, console: Console) -> list[Job]:
-    """The largest first: the last ones to end are then short."""
+    """All that has to be simulated, the largest first: the last ones to end are then short."""
     from bench.routing.loads import LOADS
-    from bench.routing.study import SEVERAL_SEEDS_UP_TO, Job, capacity_of
+    from bench.routing.study import SEVERAL_SEEDS_UP_TO, Job, capacity_of, run_for
 
     per_replica: dict[str, float] = {}
     for shape in dict.fromkeys(cell.shape for cell in cells):
         console.doing(f"measuring the capacity of one replica under {shape}")
         per_replica[shape] = capacity_of(LOADS[shape], given_cost(cost))
+    runs = dict.fromkeys((run_for(cell, name), name) for cell in cells for name in policies)
     return [
         Job(
             cell,
@@ -165,19 +166,19 @@ def _jobs(cells: list[Cell], policies: list[str], seeds: range, share: float, co
             share,
             cost,
         )
-        for cell in sorted(cells, key=lambda cell: -cell.num_replicas)
-        for name in policies
+        for cell, name in sorted(runs, key=lambda run: -run[0].num_replicas)
     ]
 
 
-def _measured(jobs: list[Job], num_workers: int, console: Console) -> dict[Cell, dict[str, Measured]]:
+def _measured(
+    jobs: list[Job], cells: list[Cell], num_policies: int, num_workers: int, console: Console
+) -> dict[Cell, dict[str, Measured]]:
     """Each cell's rows by policy; its table is shown when its last policy has ended."""
-    from bench.routing.study import measure
+    from bench.routing.study import measure, run_for
     from bench.routing.verdict import header, row_of, told
 
     began_s = time.monotonic()
-    table: dict[Cell, dict[str, Measured]] = {job.cell: {} for job in jobs}
-    num_policies = len(jobs) // len(table)
+    table: dict[Cell, dict[str, Measured]] = {cell: {} for cell in cells}
     num_done = 0
     with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(measure, job): job for job in jobs}
@@ -185,12 +186,13 @@ def _measured(jobs: list[Job], num_workers: int, console: Console) -> dict[Cell,
         try:
             for done in as_completed(running):
                 job, num_done = running[done], num_done + 1
-                rows = table[job.cell]
-                rows[job.policy] = done.result()
                 spent_s = time.monotonic() - began_s
                 console.doing(f"simulating: {num_done}/{len(jobs)} runs in {spent_s:.0f} s; last {told(job.cell)}")
-                if len(rows) == num_policies:
-                    result_lines(["", told(job.cell), header(), *map(row_of, rows.values())])
+                for cell in [cell for cell in cells if run_for(cell, job.policy) == job.cell]:
+                    rows = table[cell]
+                    rows[job.policy] = done.result()
+                    if len(rows) == num_policies:
+                        result_lines(["", told(cell), header(), *map(row_of, rows.values())])
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -81,9 +81,8 @@ class Router:
 
     def knows(self) -> dict[str, Any]:
         """But for what is only kept to be found faster: places on the ring."""
-        peers = self.state._peers
         return {
-            "peers": {name: value for name, value in vars(peers).items() if name != "_counted"},
+            "peers": dict(vars(self.state._peers)),
             "ledger": (self.state.ledger.counts(), len(self.state.ledger)),
             "index": len(self.state.index),
             "dice": self.state._rng.getstate(),

@@ -19,3 +19,12 @@ def test_uvicorn_is_not_told_to_believe_what_clients_say_of_themselves(
     environment = _environment(RunFolder(tmp_path), private=private)
     assert environment["HANDED_ON"] == "yes"
     assert "FORWARDED_ALLOW_IPS" not in environment
+
+
+def test_answers_go_to_the_proxy_by_grpc_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_SERVE_PROXY_USE_GRPC", raising=False)
+    assert _environment(RunFolder(tmp_path), private=True)["RAY_SERVE_PROXY_USE_GRPC"] == "1"
+    monkeypatch.setenv("RAY_SERVE_PROXY_USE_GRPC", "0")
+    assert _environment(RunFolder(tmp_path), private=True)["RAY_SERVE_PROXY_USE_GRPC"] == "0"

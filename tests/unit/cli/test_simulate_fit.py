@@ -12,7 +12,6 @@ import pytest
 
 from bench.fit.engine import MeasuredEngine, Order, fixed_request
 from bench.fit.mirror import measured_steps
-from bench.fit.validation import slowed
 from bench.simulate.requests import QUEUE_WITHOUT_BOUNDS
 from bench.simulate.step_cost import load_cost
 from deployments.cli import real_engine as real_engine_module
@@ -143,7 +142,7 @@ def test_validate_ends_with_0_where_both_agree_and_1_where_not(
 ) -> None:
     CURVED.save(tmp_path / "cost.json")
     line = f"simulate validate {SMALL} --cost {tmp_path / 'cost.json'} --seconds 2 --load steady --load spread".split()
-    use_engine(engine(slowed(CURVED, 1.1).of_plan))
+    use_engine(engine(CURVED.slowed(1.1).of_plan))
     assert run(line) == 0
     agreed = last_line(capsys)
     assert (agreed["agrees"], [load["load"] for load in agreed["loads"]]) == (True, ["steady", "spread"])  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import pytest
 
 from replica.errors import SettingError, Unavailable
 from router.config import RouterConfig
-from router.picker import BestWithRandomTies
+from router.picker import BestInTurn
 from router.policy import Policy, build_policy
 from router.types import Decision, ReplicaView, RouteRequest
 from tests.unit.router.loads import request, view
@@ -85,11 +85,30 @@ def test_ties_are_spread_by_the_random_source() -> None:
     assert {name: winners.count(name) >= 10 for name in "abc"} == {"a": True, "b": True, "c": True}
 
 
-def test_picker_draws_only_among_those_within_the_margin() -> None:
-    picker = BestWithRandomTies(random.Random(1), margin=0.1)
-    winners = {picker([0.2, 0.95, 1.0, 0.89])[0] for _ in range(50)}
-    assert winners == {1, 2}
-    assert sorted(picker([0.2, 0.95, 1.0, 0.89])) == [0, 1, 2, 3]
+def test_equals_are_those_within_the_margin() -> None:
+    totals, names = [0.2, 0.95, 1.0, 0.89], ("a", "b", "c", "d")
+    assert {BestInTurn(random.Random(seed), margin=0.1)(totals, names)[0] for seed in range(50)} == {1, 2}
+    assert sorted(BestInTurn(random.Random(1), margin=0.1)(totals, names)) == [0, 1, 2, 3]
+
+
+def test_equals_take_turns_and_a_better_one_does_not_wait_for_its_turn() -> None:
+    picker, names = BestInTurn(random.Random(3), margin=0.1), ("a", "b", "c")
+    chosen = []
+    for _ in range(9):
+        chosen.append(names[picker([1.0, 1.0, 1.0], names)[0]])
+        picker.chose(chosen[-1])
+    assert set(chosen[:3]) == {"a", "b", "c"}
+    assert chosen[3:] == chosen[:3] * 2
+    last = chosen[-1]
+    assert names[picker([float(name == last) for name in names], names)[0]] == last
+    picker.chose(last)
+    assert names[picker([1.0, 1.0, 1.0], names)[0]] == chosen[0]
+
+
+def test_a_choice_that_nobody_makes_is_nobodys_turn() -> None:
+    picker, names = BestInTurn(random.Random(3), margin=0.1), ("a", "b")
+    picker.chose("a")
+    assert {picker([1.0, 1.0], names)[0] for _ in range(20)} == {1}
 
 
 def test_a_decision_names_the_best_eight() -> None:
@@ -104,7 +123,7 @@ def test_a_new_scorer_needs_no_change_elsewhere() -> None:
         def __call__(self, _request: RouteRequest, views: list[ReplicaView]) -> list[float]:
             return [float(candidate.load.replica_id == "c") for candidate in views]
 
-    policy = Policy("named", [], [(ByName(), 2.0)], BestWithRandomTies(random.Random(0)))
+    policy = Policy("named", [], [(ByName(), 2.0)], BestInTurn(random.Random(0)))
     decision = policy.decide(request(), [view("a"), view("b"), view("c")], 0.0)
     assert (decision.policy, decision.replica_id, decision.parts) == ("named", "c", {"by_name": 1.0})
 

@@ -67,3 +67,15 @@ def test_many_dead_replicas_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> N
     assert index.match(CHAIN) == {"survivor": 6}
     assert max(holders.bit_length() for holders in index._holders.values()) <= 6
     assert len(index) <= 6 + 5
+
+
+def test_who_holds_most_is_named_first_and_nobody_before_it_is_asked() -> None:
+    index = PrefixIndex(100)
+    for replica_id, num_blocks in (("a", 2), ("b", 6), ("c", 6), ("d", 4)):
+        index.learn(replica_id, CHAIN[:num_blocks])
+    found = index.match(CHAIN)
+    assert (list(found), list(found.longest(start=2))) == (["b", "c", "d", "a"], ["c", "b", "d", "a"])
+    assert (found.most, found.num_of("d"), found.num_of("nobody"), len(found)) == (6, 4, 0, 4)
+    index.forget("c")
+    assert list(found) == ["b", "d", "a"]
+    assert (index.match([b"?"]).most, list(index.match([b"?"]))) == (0, [])

@@ -11,7 +11,7 @@ from bench.fit.fitting import fit_cost
 from bench.fit.micro import MicroBenchmarks, decode
 from bench.fit.points_file import PointsFile
 from bench.fit.reports import cost_table, points_table, validation_table
-from bench.fit.validation import LOADS, LoadComparison, Play, slowed, validate
+from bench.fit.validation import LOADS, LoadComparison, Play, validate
 from bench.simulate.step_cost import StepCost
 from replica.errors import SettingError
 from tests.unit.bench.fit.engines import CURVED, LINEAR, engine
@@ -34,7 +34,7 @@ def test_an_engine_of_known_cost_agrees_with_the_simulator_within_a_percent() ->
 
 
 def test_a_slower_machine_is_found_by_the_reference_steps() -> None:
-    for comparison in compared(slowed(CURVED, 1.3), CURVED):
+    for comparison in compared(CURVED.slowed(1.3), CURVED):
         for play in comparison.plays:
             assert (play.speed_before, play.speed_after) == pytest.approx((1.3, 1.3))
             assert all(abs(play.error(name)) < 0.01 for name in play.measured)
@@ -65,7 +65,7 @@ def test_slowed_stretches_every_step() -> None:
     virtual = engine(CURVED.of_plan)
     points = MicroBenchmarks(virtual).measure([decode(4, 30, virtual.config.scheduler)], range(1), lambda *_: None)
     for point in points:
-        assert slowed(CURVED, 2.0).seconds(point.work) == pytest.approx(2 * CURVED.seconds(point.work))
+        assert CURVED.slowed(2.0).seconds(point.work) == pytest.approx(2 * CURVED.seconds(point.work))
 
 
 def test_tables_show_every_point_and_the_verdict() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from bench.routing.decision_speed import time_decisions
 from bench.routing.loads import COARSE, LOADS, SLOWER, Cell, coarse_cost, settings_of
-from bench.routing.study import BURST, Job, burst_spread, capacity_of, measure
-from bench.simulate.step_cost import H100_8B, StepWork
+from bench.routing.study import BURST, READ_NO_REPORTS, Job, burst_spread, capacity_of, measure, run_for
+from bench.simulate.step_cost import H100_8B, StepWork, load_cost
 from router.config import RouterConfig
 
 CELL = Cell("W8-shared-prefix", 8, 0.0, 1)
@@ -24,6 +24,15 @@ def test_coarse_tokens_take_as_long_as_those_they_stand_for() -> None:
     steps = 100 * H100_8B.seconds(StepWork(0, 8, 16_000, 0.0))
     coarse_steps = 100 / COARSE * cost.seconds(StepWork(0, 8, 16_000 // COARSE, 0.0))
     assert coarse_steps == pytest.approx(SLOWER * steps)
+
+
+def test_a_measured_cost_keeps_its_curve_and_chunks_when_tokens_are_coarse() -> None:
+    """A step of 8 tokens stands for `COARSE` steps of 8."""
+    cost = load_cost("cpu-smollm2")
+    work = StepWork(8, 0, 0, 0.0, 1)
+    assert cost.token_curve
+    assert coarse_cost(cost, COARSE).seconds(work) == pytest.approx(SLOWER * COARSE * cost.seconds(work))
+    assert coarse_cost(cost, COARSE).kv_granule_tokens == max(1, cost.kv_granule_tokens // COARSE)
 
 
 def test_a_job_gives_the_same_numbers_again() -> None:
@@ -56,3 +65,11 @@ def test_decisions_are_timed_without_the_news_between_them() -> None:
     ticks = itertools.count()
     speed = time_decisions(64, 50, RouterConfig(), lambda: next(ticks) * 1e-6)
     assert (speed.num_replicas, round(speed.mean_us, 6), round(speed.p99_us, 6)) == (64, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("policy", READ_NO_REPORTS)
+def test_one_run_stands_for_all_delays_of_a_policy_that_reads_no_reports(policy: str) -> None:
+    late = Cell("W8-shared-prefix", 8, 5.0, 16)
+    job = Job(run_for(late, policy), policy, (0,), 5.0, 0.05)
+    assert job.cell != late
+    assert measure(job)._replace(cpu_s=0.0) == measure(job._replace(cell=late))._replace(cpu_s=0.0)
