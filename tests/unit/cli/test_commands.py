@@ -64,7 +64,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("status --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
         ("limits --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
         ("route hello --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:80"),
-        ("route", "error: Missing argument 'PROMPT'."),
+        ("route", "error: Missing argument 'prompt'."),
         ("route hello --max-tokens many", "error: Invalid value for '--max-tokens': "),
         ("limits --max-num-seqs many", "error: Invalid value for '--max-num-seqs': "),
         ("limits --max-num-partial-prefills 2.5", "error: --max-num-partial-prefills = '2.5' is not allowed: a "),
