@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments import openai_prompts, openai_schema, sse
 from deployments.admission import InFlight, check_queues
+from deployments.client_request import Parsed, asked_model, parsed_body, tokenized
 from deployments.config import IngressSettings
 from deployments.continued_stream import Continuing
 from deployments.edge_metrics import CLIENT_LEFT, EdgeMetrics
@@ -37,17 +38,19 @@ from deployments.leases import Leases
 from deployments.open_call import OpenCall
 from deployments.openai_responses import Answer
 from deployments.served_model import ServedModel
-from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, InvalidRequest, QueueFull, UnknownModel
+from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, QueueFull
 from replica.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["chat", "completions"]
-Parsed = openai_schema.ChatCompletionRequest | openai_schema.CompletionRequest
 
 ROUTES: dict[Kind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ID_PREFIXES: dict[Kind, str] = {"chat": "chatcmpl-", "completions": "cmpl-"}
-MAX_PARSED_INLINE_BYTES = 2**16
+PARSERS: dict[Kind, Callable[[bytes], Parsed]] = {
+    "chat": openai_schema.parse_chat,
+    "completions": openai_schema.parse_completion,
+}
 JSON_HEADERS = {"content-type": "application/json"}
 SSE_HEADERS = {"content-type": sse.MEDIA_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -133,9 +136,8 @@ class GenerationEndpoint:
             edge.metrics.in_flight(edge.in_flight.count)
 
     async def _answer(self, body: bytes, reply: Reply) -> None:
-        parsed = await self._parsed(body)
-        model = find_model(self._models, parsed.model)
-        _check_policy(model, parsed)
+        parsed = await parsed_body(PARSERS[self._kind], body, self._edge.threads)
+        model = asked_model(self._models, parsed)
         self._check_queues(model, parsed)
         request_id = ID_PREFIXES[self._kind] + secrets.token_hex(16)
         requests = await self._tokenized(model, parsed, request_id)
@@ -176,15 +178,6 @@ class GenerationEndpoint:
             await reply.part(stream.fail(_known(error)), more=True)
         await reply.part(b"", more=False)
 
-    async def _parsed(self, body: bytes) -> Parsed:
-        """A large body takes long enough to delay every stream of this process: it is parsed in a thread."""
-        if len(body) <= MAX_PARSED_INLINE_BYTES:
-            return self._parse(body)
-        return await asyncio.get_running_loop().run_in_executor(self._edge.threads, self._parse, body)
-
-    def _parse(self, body: bytes) -> Parsed:
-        return openai_schema.parse_chat(body) if self._kind == "chat" else openai_schema.parse_completion(body)
-
     def _check_queues(self, model: ServedModel, parsed: Parsed) -> None:
         client = model.client
         try:
@@ -194,45 +187,10 @@ class GenerationEndpoint:
             raise
 
     async def _tokenized(self, model: ServedModel, parsed: Parsed, request_id: str) -> list[GenerationRequest]:
-        """In a thread, because a long prompt takes long. Raises `Unavailable` while the model loads."""
         started_s = time.monotonic()
-        loop = asyncio.get_running_loop()
-        requests = await loop.run_in_executor(self._edge.threads, self._requests, model, parsed, request_id)
+        requests = await tokenized(model, parsed, request_id, self._edge.threads, self._edge.leases.lease)
         self._edge.metrics.tokenized(time.monotonic() - started_s)
         return requests
-
-    def _requests(self, model: ServedModel, parsed: Parsed, request_id: str) -> list[GenerationRequest]:
-        text = model.text()
-        if isinstance(parsed, openai_schema.ChatCompletionRequest):
-            return openai_prompts.chat_requests(
-                parsed,
-                request_id=request_id,
-                encoder=text.chat,
-                card=text.card,
-                max_model_len=text.shape.max_model_len,
-                lease=self._edge.leases.lease,
-            )
-        return openai_prompts.completion_requests(
-            parsed,
-            request_id=request_id,
-            tokenizer=text.tokenizer,
-            card=text.card,
-            max_model_len=text.shape.max_model_len,
-            lease=self._edge.leases.lease,
-        )
-
-
-def find_model(models: dict[str, ServedModel], name: str) -> ServedModel:
-    """Raises `UnknownModel`. What the client wrote is cut: it goes into the error message."""
-    if name not in models:
-        raise UnknownModel(f"the model {name[:200]!r} isn't served here; served: {', '.join(models)}", param="model")
-    return models[name]
-
-
-def _check_policy(model: ServedModel, parsed: Parsed) -> None:
-    """A priority that would change nothing is refused: nothing that a client asks for is silently ignored."""
-    if parsed.priority and model.bounds.policy != "priority":
-        raise InvalidRequest("this model serves in order of arrival and knows no priority", param="priority")
 
 
 async def _while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

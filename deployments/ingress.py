@@ -5,6 +5,7 @@ GET  /health                                  this process can answer (also whil
 GET  /ready                                   every model has a replica that has generated a token
 GET  /status                                  models, replicas, load, budgets: for people and `brimful status`
 GET  /limits, POST /limits                    limits_endpoint.py: shows and changes budgets, for `brimful limits`
+POST <prefix>/route                           route_endpoint.py: where a request would go and why, for `brimful route`
 GET  /metrics/targets                         Prometheus HTTP service discovery: every replica and ingress process
 """
 
@@ -39,6 +40,7 @@ from deployments.loopback import keep_serve_port_local
 from deployments.machine import Machine
 from deployments.metrics import INGRESS_METRICS
 from deployments.process_address import metrics_address
+from deployments.route_endpoint import explained_route
 from deployments.routes import ERROR_HANDLERS, model_routes
 from deployments.serve_logging import log_through_serve
 from deployments.serve_model_client import ServeModelClient
@@ -90,7 +92,7 @@ class Ingress:
         ]
         for prefix in dict.fromkeys(model.settings.route for model in self._models):
             models = {model.name: model for model in self._models if model.settings.route == prefix}
-            routes += model_routes(prefix, models, self._edge)
+            routes += [*model_routes(prefix, models, self._edge), explained_route(prefix, models, self._edge, self._id)]
         return Starlette(
             routes=routes,
             exception_handlers=ERROR_HANDLERS,

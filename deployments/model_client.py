@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import GenerationRequest, LoadReport, StreamMessage
+from router.explain import Explanation
 
 
 class ModelClient(Protocol):
@@ -35,6 +36,11 @@ class ModelClient(Protocol):
 
         The first message says which replica took it. Closing the iterator early stops listening; it doesn't abort.
         """
+        ...
+
+    async def explain(self, request: GenerationRequest) -> Explanation:
+        """Where the router would send `request` now, and why; it isn't sent, and nothing remembers it. Raises
+        `Unavailable` when no replica runs."""
         ...
 
     def replica_of(self, request_id: str) -> str | None:

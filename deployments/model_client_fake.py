@@ -10,6 +10,10 @@ from replica.errors import BrimfulError, EngineDead, Unavailable
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import FinishReason, GenerationRequest, LoadReport, StreamMessage, TokenEvent
+from replica.scheduler.block_hash import block_hashes
+from router.explain import Explanation
+from router.state import RouterState
+from router.types import RouteRequest
 
 Answer = StreamMessage | BrimfulError | None
 
@@ -21,7 +25,8 @@ class FakeModelClient:
     `sent_to`: where requests went that nobody has taken yet. A
     replica in `answers` answers a renewal only when its event is set. An
     abort ends an open call with `abort` events, as a replica does. `with_text` makes calls answer by themselves: they
-    are taken, then every text of `texts` is one token, the last one with `stop`.
+    are taken, then every text of `texts` is one token, the last one with `stop`. `router` explains, from `reports` and
+    what a test tells it; calls don't ask it.
     """
 
     def __init__(
@@ -32,6 +37,7 @@ class FakeModelClient:
         self.sent_to: dict[str, str] = {}
         self.answers: dict[str, asyncio.Event] = {}
         self.reports: list[LoadReport] = []
+        self.router = RouterState()
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.requests: list[GenerationRequest] = []
         self.aborted: list[tuple[str, str]] = []
@@ -68,6 +74,16 @@ class FakeModelClient:
             if isinstance(answer, BrimfulError):
                 raise answer
             yield answer
+
+    async def explain(self, request: GenerationRequest) -> Explanation:
+        self.router.retain(self.replica_ids)
+        num_prompt, block_size = len(request.prompt_ids), self.reports[0].block_size if self.reports else 1
+        hashes = block_hashes(request.prompt_ids, block_size, request.cache_salt)
+        for report in self.reports:
+            self.router.observe(report)
+        return self.router.explain(
+            RouteRequest(request.request_id, num_prompt, request.sampling.max_tokens, request.n, hashes)
+        )
 
     def replica_of(self, request_id: str) -> str | None:
         return self.sent_to.get(request_id)

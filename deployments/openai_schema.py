@@ -179,6 +179,19 @@ def parse_completion(body: bytes) -> CompletionRequest:
     return _validate(CompletionRequest, without_unsupported(_json_object(body), COMPLETION))
 
 
+def parse_either(body: bytes) -> ChatCompletionRequest | CompletionRequest:
+    """A chat or a completion, as `messages` or `prompt` tells. Raises `InvalidRequest`."""
+    fields = _json_object(body)
+    is_chat, is_completion = fields.get("messages") is not None, fields.get("prompt") is not None
+    if is_chat and is_completion:
+        raise InvalidRequest("messages and prompt can't be given both", param="prompt")
+    if is_chat:
+        return _validate(ChatCompletionRequest, without_unsupported(fields, CHAT))
+    if is_completion:
+        return _validate(CompletionRequest, without_unsupported(fields, COMPLETION))
+    raise InvalidRequest("messages or prompt is required", param="messages")
+
+
 def to_sampling(
     request: GenerationFields, card: ModelCard, num_prompt_tokens: int, max_model_len: int
 ) -> SamplingParams:

@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
+from deployments.client_request import find_model
 from deployments.error_map import error_body, http_error
-from deployments.generation import Edge, GenerationEndpoint, find_model
+from deployments.generation import Edge, GenerationEndpoint
 from deployments.openai_responses import model_card, model_list
 from deployments.served_model import ServedModel
 

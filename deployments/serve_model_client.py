@@ -25,6 +25,7 @@ from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamMessage
 from replica.scheduler.block_hash import block_hashes
+from router.explain import Explanation
 from router.serve_router import call_pinned, state_of
 from router.state import RouterState
 from router.types import RouteRequest
@@ -110,6 +111,13 @@ class ServeModelClient:
         if len(token_ids) <= MAX_HASHED_INLINE_TOKENS:
             return hashed()
         return await asyncio.get_running_loop().run_in_executor(self._threads, hashed)
+
+    async def explain(self, request: GenerationRequest) -> Explanation:
+        try:
+            route = await self._route_of(request)
+        finally:
+            self._hashes.pop(request.request_id, None)
+        return self.state.explain(route)
 
     def replica_of(self, request_id: str) -> str | None:
         return self.state.replica_of(request_id)

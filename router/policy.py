@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from replica.errors import Unavailable
 from router.config import RouterConfig
@@ -41,6 +42,18 @@ MAX_RANKED = 8
 """A decision names so many replicas. When none of them takes the request, it is time for another decision."""
 
 
+class Scored(NamedTuple):
+    """All that a decision is made from. `candidates` passed the filters; of each scorer its name, its weight and its
+    scores, in the order of the candidates, as `totals`. `order`: indices of candidates, best first. `ignored`: the
+    reason for passing over a filter, "" when none was."""
+
+    candidates: list[ReplicaView]
+    ignored: str
+    columns: list[tuple[str, float, list[float]]]
+    totals: list[float]
+    order: list[int]
+
+
 class Policy:
     """`scorers` are pairs of scorer and weight; a weight of 0 switches its scorer off. `shortlist`: whom `decide` is to
     be shown of all replicas; None: everybody. `tau_s`: what turns the score of `cost_s` into seconds again."""
@@ -57,27 +70,35 @@ class Policy:
         self.name = name
         self.shortlist = shortlist
         self._tau_s = tau_s
-        self._filters = tuple(filters)
+        self.filters = tuple(filters)
         total = sum(weight for _, weight in scorers)
-        self._scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
+        self.scorers = tuple((scorer, weight / total) for scorer, weight in scorers if weight > 0)
         self._picker = picker
-        all_filtered = [f"all_{keep.name}" for keep in self._filters]
-        self.reasons = (*all_filtered, "only_candidate", "tie", *(scorer.name for scorer, _ in self._scorers))
+        all_filtered = [f"all_{keep.name}" for keep in self.filters]
+        self.reasons = (*all_filtered, "only_candidate", "tie", *(scorer.name for scorer, _ in self.scorers))
 
     def decide(self, request: RouteRequest, views: list[ReplicaView], now: float) -> Decision:
         """Rank the candidates; `now` is on the clock by which reports arrived.
 
         Raises `Unavailable` when there are none; never excludes all of them itself.
         """
+        return self.decided(self.score(request, views), now)
+
+    def score(self, request: RouteRequest, views: list[ReplicaView]) -> Scored:
+        """The part of `decide` that finds out; `decided` puts it into words. Raises `Unavailable`."""
         if not views:
             raise Unavailable("no replica is running", retry_after_s=RETRY_AFTER_S)
         candidates, ignored = self._filter(request, views)
-        columns = [(scorer.name, weight, scorer(request, candidates)) for scorer, weight in self._scorers]
+        columns = [(scorer.name, weight, scorer(request, candidates)) for scorer, weight in self.scorers]
         _, weight, scores = columns[0]
         totals = [weight * score for score in scores]
         for _, weight, scores in columns[1:]:
             totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
         order = self._picker(totals, [view.load.replica_id for view in candidates])
+        return Scored(candidates, ignored, columns, totals, order)
+
+    def decided(self, scored: Scored, now: float) -> Decision:
+        candidates, ignored, columns, totals, order = scored
         winner = order[0]
         parts = {name: scores[winner] for name, _, scores in columns}
         return Decision(
@@ -95,7 +116,7 @@ class Policy:
 
     def _filter(self, request: RouteRequest, views: list[ReplicaView]) -> tuple[list[ReplicaView], str]:
         ignored = ""
-        for keep in self._filters:
+        for keep in self.filters:
             kept = keep(request, views)
             if kept:
                 views = kept

@@ -32,7 +32,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from replica.errors import BrimfulError, EngineDead
 from replica.request import LoadReport
 from router.config import RouterConfig
-from router.state import RouterState, state_for
+from router.state import RouterState
+from router.states import state_for
 
 logger = logging.getLogger(__name__)
 

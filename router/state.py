@@ -10,17 +10,21 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
+from router.counters import RouterCounters
+from router.explain import Explanation, Scope, explained
 from router.inflight import NOTHING, InflightLedger
 from router.load import load_of
 from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
 from router.prefix_index import NOBODY, Matched, PrefixIndex
-from router.shortlist import SESSION_BLOCKS, OnRing
+from router.shortlist import SESSION_BLOCKS, OnRing, Shortlist
 from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
 
@@ -50,8 +54,7 @@ class RouterState:
         self._deciding = threading.Lock()  # a decision and its entry in the ledger are one act
         self._live: frozenset[str] | None = None
         self._metrics_addresses: dict[str, str] = {}
-        self._metrics: Metrics | None = None
-        self._model_name = ""
+        self._counters = RouterCounters()
         self._next_expiry_s = 0.0
         self.views = ReplicaViews()
         self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
@@ -68,9 +71,8 @@ class RouterState:
     def attach(self, metrics: Metrics, model_name: str) -> None:
         """Count decisions in `metrics` under `model_name`."""
         with self._deciding:
-            self._model_name = model_name
-            self._metrics = metrics
-            self._start_counters()
+            self._counters.attach(metrics, model_name)
+            self._counters.start(self.policy)
 
     # The router's side.
 
@@ -87,13 +89,8 @@ class RouterState:
         with self._deciding:
             now = self._clock()
             self._expire(now)
-            matched = self.index.match(request.block_hashes) if self.uses_prefixes else NOBODY
-            home = self._home_of(request, candidates, matched)
-            if self.policy.shortlist is not None:
-                candidates = self.policy.shortlist(request, candidates, matched)
-            if home is not None and home not in candidates:
-                candidates = [*candidates, home]
-            decision = self.policy.decide(request, self._see(candidates, matched, now, home), now)
+            matched, views = self._look(request, candidates, self.policy.shortlist, now)
+            decision = self.policy.decide(request, views, now)
             winner = decision.replica_id
             self.policy.chose(winner)
             cached_tokens = matched.num_of(winner) * self._known[winner].load.block_size
@@ -101,8 +98,22 @@ class RouterState:
             self.ledger.sent(request, winner, now, cached_tokens)
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
-        self._count(decision, time.perf_counter() - started_s)
+        self._counters.decided(decision, time.perf_counter() - started_s, len(self.ledger))
         return decision
+
+    def explain(self, request: RouteRequest) -> Explanation:
+        """What `choose` would decide now among the replicas that run, and why. Raises `Unavailable`.
+
+        Leaves everything as it was: the decisions that come next are those that would come without it.
+        """
+        replica_ids = self.replica_ids()
+        with self._deciding:
+            now = self._clock()
+            with self._undone():
+                # The copy goes on instead of the shortlist, which may count turns.
+                matched, views = self._look(request, replica_ids, copy(self.policy.shortlist), now)
+                scope = Scope(self.config, len(replica_ids), matched, self._peers)
+                return explained(self.policy, request, views, now, scope)
 
     def routed(self, request_id: str, replica_id: str) -> None:
         """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
@@ -187,8 +198,7 @@ class RouterState:
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""
         self.ledger.ended(request_id, self._clock())
-        if self._metrics is not None:
-            self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=self._model_name)
+        self._counters.in_flight(len(self.ledger))
 
     def replica_of(self, request_id: str) -> str | None:
         """Where the request was sent, taken there or not; None before the decision and after the end."""
@@ -198,10 +208,37 @@ class RouterState:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What is looked at and drawn inside is to be looked at and drawn again."""
+        dice, known = self._rng.getstate(), self._known
+        estimate = {name: copy(value) for name, value in vars(self._peers).items()}
+        self._known = dict(known)
+        try:
+            yield
+        finally:
+            looked_at = self._known
+            self.views.look_again({one for one in known | looked_at if known.get(one) is not looked_at.get(one)})
+            self._known = known
+            vars(self._peers).update(estimate)
+            self._rng.setstate(dice)
+
+    def _look(
+        self, request: RouteRequest, replica_ids: Sequence[str], shortlist: Shortlist | None, now: float
+    ) -> tuple[Matched, list[ReplicaView]]:
+        """Who holds how much of the prompt, and the candidates of the decision."""
+        matched = self.index.match(request.block_hashes) if self.uses_prefixes else NOBODY
+        home = self._home_of(request, replica_ids, matched)
+        if shortlist is not None and replica_ids:
+            replica_ids = shortlist(request, replica_ids, matched)
+        if home is not None and home not in replica_ids:
+            replica_ids = [*replica_ids, home]
+        return matched, self._see(replica_ids, matched, now, home)
+
     def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> str | None:
         """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
         of a kind, so that they are found again before any report tells of them."""
-        if not self.uses_prefixes or not request.block_hashes or self.config.policy != "scores":
+        if not (self.uses_prefixes and request.block_hashes and replica_ids) or self.config.policy != "scores":
             return None
         if matched.most >= min(SESSION_BLOCKS, len(request.block_hashes)):
             return None
@@ -269,16 +306,7 @@ class RouterState:
         self._known = {}
         self._cold = {}
         self._cold_order = deque()
-        self._start_counters()
-
-    def _start_counters(self) -> None:
-        """Every reason starts at 0: a counter that appears at 1 has no rate for its first event."""
-        if self._metrics is None:
-            return
-        model_name, policy = self._model_name, self.policy
-        for reason in policy.reasons:
-            self._metrics.inc("router_decisions", 0, model_name=model_name, policy=policy.name, reason=reason)
-        self._metrics.inc("router_expired_requests", 0, model_name=model_name)
+        self._counters.start(self.policy)
 
     def _forget(self, replica_id: str) -> None:
         self.views.forget(replica_id)
@@ -290,31 +318,4 @@ class RouterState:
         if now < self._next_expiry_s:
             return
         self._next_expiry_s = now + EXPIRE_EVERY_S
-        expired = self.ledger.expire(now)
-        if expired and self._metrics is not None:
-            self._metrics.inc("router_expired_requests", expired, model_name=self._model_name)
-
-    def _count(self, decision: Decision, duration_s: float) -> None:
-        if self._metrics is None:
-            return
-        model_name = self._model_name
-        self._metrics.inc("router_decisions", model_name=model_name, policy=decision.policy, reason=decision.reason)
-        self._metrics.observe("router_decision_seconds", duration_s, model_name=model_name)
-        self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=model_name)
-        if decision.cost_s is not None:
-            self._metrics.observe("router_cost_seconds", decision.cost_s, model_name=model_name)
-        if decision.report_age_s != float("inf"):
-            self._metrics.observe("router_report_age_seconds", decision.report_age_s, model_name=model_name)
-
-
-_states: dict[tuple[str, str], RouterState] = {}
-_states_lock = threading.Lock()
-
-
-def state_for(app_name: str, deployment_name: str) -> RouterState:
-    """This process's state for a deployment: the same object for the ingress's code and for Serve's router."""
-    with _states_lock:
-        key = (app_name, deployment_name)
-        if key not in _states:
-            _states[key] = RouterState()
-        return _states[key]
+        self._counters.expired(self.ledger.expire(now))

@@ -103,6 +103,11 @@ class ReplicaViews:
             changed, self._changed = self._changed, set()
             return changed
 
+    def look_again(self, replica_ids: Collection[str]) -> None:
+        """`take_changed` is to name these once more."""
+        with self._lock:
+            self._changed.update(replica_ids)
+
     def forget(self, replica_id: str) -> None:
         with self._lock:
             self._unheard.discard(replica_id)

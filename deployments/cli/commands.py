@@ -171,6 +171,42 @@ def limits(
     return EXIT_UNFINISHED if change and answer["models"][0]["silent"] else 0
 
 
+@app.command()
+def route(
+    prompt: Annotated[str, typer.Argument(help="the request's text; - reads it from stdin")],
+    url: UrlOption = URL,
+    model: Annotated[str | None, typer.Option(help="model to ask [default: the first one served]")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="with all candidates, and why the first one won")] = False,
+    chat_prompt: Annotated[bool, typer.Option("--chat/--completion", help="a user's message, or a raw prompt")] = True,
+    max_tokens: Annotated[int | None, typer.Option(help="longest answer, tokens [default: what fits]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the service's own JSON")] = False,
+) -> int:
+    """Show to which replica a request would be sent now, without sending it.
+
+    One ingress process answers, by what it knows: reports of the replicas, and of what was sent since its own requests.
+    """
+    from rich.console import Console as RichConsole
+
+    from deployments.cli.limits import client_of
+    from deployments.cli.route import ask_route, body_of, one_line, prompt_of, show_explanation
+
+    base_url = _base_url(url)
+    body = body_of(prompt_of(prompt), chat=chat_prompt, max_tokens=max_tokens)
+
+    async def ask() -> dict[str, Any]:
+        async with client_of(base_url) as client:
+            return await ask_route(client, model, body)
+
+    answer = asyncio.run(ask())
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    elif explain:
+        show_explanation(answer, RichConsole())
+    else:
+        print(one_line(answer))
+    return 0
+
+
 @models.command()
 def prepare(
     model: Annotated[str, typer.Argument(help="'embedded', a hub id, a folder or a .gguf file")] = "embedded",

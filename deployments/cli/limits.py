@@ -69,10 +69,11 @@ async def _ask(client: httpx.AsyncClient, method: str, content: str | None) -> d
         raise no_answer(base_url, error) from None
     if answer.is_success and isinstance(found, dict) and "models" in found:
         return found
-    raise _refusal(found, f"{base_url}/limits isn't brimful's")
+    raise refusal(found, f"{base_url}/limits isn't brimful's")
 
 
-def _refusal(found: object, otherwise: str) -> BrimfulError:
+def refusal(found: object, otherwise: str) -> BrimfulError:
+    """The error in an answer's body; one that says `otherwise` if there is none. A setting is named as its flag."""
     error = found.get("error") if isinstance(found, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
         return Unavailable(otherwise)

@@ -22,7 +22,7 @@ one decode: the expected output over the decode rate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.load import stale_as_loaded
 from router.peers import PeerEstimate
@@ -41,6 +41,32 @@ AT_HOME = 0.5
 DEFAULT_PREFILL_TOKENS_PER_S = 5000.0
 DEFAULT_DECODE_TOKENS_PER_S = 1000.0
 """Until a replica has measured its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostParts:
+    """A cost taken apart, seconds: see the top of this file. `level_s`: from the load up to the level, 0 above it.
+    `home_s` is negative at home. `ramp_s`: so much more counts a replica that has just come."""
+
+    load_s: float
+    level_s: float
+    just_sent_s: float
+    own_prefill_s: float
+    home_s: float
+    headroom_s: float
+    ramp_s: float
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.load_s
+            + self.level_s
+            + self.just_sent_s
+            + self.own_prefill_s
+            + self.home_s
+            + self.headroom_s
+            + self.ramp_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +149,41 @@ def _ramped(views: list[ReplicaView], costs: list[float]) -> list[float]:
         if view.ramp < 1.0:
             costs[i] = max(costs[i], (1.0 - view.ramp) * mean)
     return costs
+
+
+def cost_parts(scorer: CostS, request: RouteRequest, views: list[ReplicaView]) -> list[CostParts]:
+    """What `scorer.costs` adds up, in the order given. Written apart because `costs` is in the way of every request;
+    `tests/property/router/test_cost_parts.py` holds both together."""
+    peers, num_prompt = scorer.peers, request.num_prompt_tokens
+    num_output = request.expected_output_tokens(scorer.expected_output_tokens)
+    token_s, each_s = _seconds(views, num_output / request.n)
+    most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
+    loads = [view.load.company * each_s + max(0.0, view.load.backlog_tokens * token_s - peers.lag_s) for view in views]
+    unseen_s = peers.unseen * len(views) / max(len(views), peers.num_replicas)
+    level = water_level(loads, unseen_s * (each_s + peers.prompt_tokens * token_s))
+    parts = []
+    for view, load_s in zip(views, loads, strict=True):
+        load, report = view.load, view.load.report
+        num_cached = min(num_prompt, view.matched_blocks * load.block_size)
+        num_again = most_cached - num_cached
+        num_blocks = -(-(num_prompt + num_output) // load.block_size)
+        missing = max(0.0, num_blocks - view.matched_blocks - load.num_blocks_available)
+        end_s = each_s * (1 + report.num_running) if report is not None else 0.0
+        home_tokens = min(num_prompt, peers.prompt_tokens or num_prompt) if view.is_home else 0.0
+        parts.append(
+            CostParts(
+                load_s=load_s,
+                level_s=max(0.0, level - load_s),
+                just_sent_s=load.own_company * each_s + load.pending_prefill_tokens * token_s,
+                own_prefill_s=(num_prompt - num_cached + (AGAIN - 1.0) * num_again) * token_s,
+                home_s=-AT_HOME * home_tokens * token_s,
+                headroom_s=min(1.0, missing / num_blocks) * end_s,
+                ramp_s=0.0,
+            )
+        )
+    totals = [part.total_s for part in parts]
+    ramped = _ramped(views, list(totals))
+    return [
+        replace(part, ramp_s=cost - total) if cost != total else part
+        for part, cost, total in zip(parts, ramped, totals, strict=True)
+    ]

@@ -186,3 +186,18 @@ async def test_health_and_readiness(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url, trust_env=False) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).json() == {"status": "ready"}
+
+
+async def test_a_routing_decision_is_explained_without_being_made(service: Service) -> None:
+    replicas = {replica["replica_id"] for replica in await service.replicas("tiny")}
+    ingresses = {ingress["replica_id"] for ingress in (await service.status())["ingress"]}
+    answer = await post(service, {"model": "tiny", "messages": QUESTION, "max_tokens": 40}, "/route")
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert {candidate["replica_id"] for candidate in told["candidates"]} == replicas
+    assert told["replica"] == told["candidates"][0]["replica_id"]
+    assert told["ingress"] in ingresses
+    assert (told["num_replicas"], told["output_tokens"]) == (2, 40)
+    assert await service.router_in_flight() == 0
+    (alone,) = (await post(service, {"model": "cramped", "prompt": "hello"}, "/cramped/route")).json()["candidates"]
+    assert alone["replica_id"] not in replicas

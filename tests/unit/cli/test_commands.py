@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import subprocess
 import sys
@@ -30,12 +31,14 @@ def only_line(text: str) -> str:
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
     shown = capsys.readouterr()
-    commands = ("serve", "chat", "status", "limits", "models", "dashboards")
+    commands = ("serve", "chat", "status", "limits", "route", "models", "dashboards")
     assert [word for word in commands if word not in shown.out] == []
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "status", "limits", "models prepare", "dashboards publish"])
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "status", "limits", "route", "models prepare", "dashboards publish"]
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     assert f"Usage: brimful {command}" in capsys.readouterr().out
@@ -60,6 +63,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("chat --url http://127.0.0.1:port", "error: --url = 'http://127.0.0.1:port' is not allowed: a URL such as "),
         ("status --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
         ("limits --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:8000"),
+        ("route hello --url 127.0.0.1", "error: --url = '127.0.0.1' is not allowed: a URL such as http://127.0.0.1:80"),
+        ("route", "error: Missing argument 'prompt'."),
+        ("route hello --max-tokens many", "error: Invalid value for '--max-tokens': "),
         ("limits --max-num-seqs many", "error: Invalid value for '--max-num-seqs': "),
         ("limits --max-num-partial-prefills 2.5", "error: --max-num-partial-prefills = '2.5' is not allowed: a "),
         ("serve extra", "error: Got unexpected extra argument"),
@@ -75,11 +81,17 @@ def test_a_bad_command_line_is_one_line(line: str, message: str, capsys: pytest.
     assert shown.out == ""
 
 
-@pytest.mark.parametrize("command", ["status", "chat", "limits"])
+@pytest.mark.parametrize("command", ["status", "chat", "limits", "route hello", "route hello --model m --explain"])
 def test_nobody_at_the_url_is_one_line(command: str, free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port}"
-    assert run([command, "--url", url]) == 2
+    assert run([*command.split(), "--url", url]) == 2
     assert only_line(capsys.readouterr().err).startswith(f"error: no brimful answers at {url}")
+
+
+def test_stdin_that_is_no_text_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    assert run(["route", "-"]) == 2
+    assert only_line(capsys.readouterr().err) == "error: PROMPT = '-' is not allowed: UTF-8 text on stdin"
 
 
 def test_a_taken_port_is_one_line(taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,9 @@ async def test_a_priority_is_refused_where_it_would_change_nothing() -> None:
     assert here.client.requests[0].priority == -1
 
 
-@pytest.mark.parametrize(("num_bytes", "done"), [(2**16 - 100, ["_requests"]), (2**16 + 100, ["_parse", "_requests"])])
+@pytest.mark.parametrize(
+    ("num_bytes", "done"), [(2**16 - 100, ["_requests"]), (2**16 + 100, ["parse_completion", "_requests"])]
+)
 async def test_a_large_body_is_parsed_beside_the_event_loop(num_bytes: int, done: list[str]) -> None:
     here = site()
     exchange = await here.send(asked(prompt="x" * num_bytes))

@@ -13,7 +13,7 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 from replica.errors import EngineDead, SettingError
 from replica.request import LoadReport
 from router.serve_router import MAX_LEAVING, BrimfulRouter, report_of
-from router.state import state_for
+from router.states import state_for
 from tests.unit.router.loads import report, request
 
 

@@ -10,7 +10,8 @@ from router.config import RouterConfig
 from router.inflight import LedgerCounts
 from router.load import load_of
 from router.metrics import ROUTER_METRICS
-from router.state import RouterState, state_for
+from router.state import RouterState
+from router.states import state_for
 from router.views import SILENT_AFTER_S
 from tests.unit.router.loads import CHAIN, Clock, report, request
 
