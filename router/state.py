@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
+from router.health import ReplicaHealth
 from router.inflight import NOTHING, InflightLedger
 from router.load import load_of
 from router.peers import PeerEstimate
@@ -54,6 +55,7 @@ class RouterState:
         self._model_name = ""
         self._next_expiry_s = 0.0
         self.views = ReplicaViews()
+        self.health = ReplicaHealth(clock)
         self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
         self._cold: dict[str, float] = {}  # replica first heard of lately -> when
         self._cold_order: deque[tuple[float, str]] = deque()
@@ -70,6 +72,7 @@ class RouterState:
         with self._deciding:
             self._model_name = model_name
             self._metrics = metrics
+            self.health.attach(metrics, model_name)
             self._start_counters()
 
     # The router's side.
@@ -77,15 +80,13 @@ class RouterState:
     def choose(self, request: RouteRequest, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Decision:
         """Rank `replica_ids` for the request and enter it in the ledger at the winner.
 
-        Those in `exclude` (they just failed it) are left out, unless that leaves nobody. Raises `Unavailable` when
-        there are no replicas.
+        Those in `exclude` (they just failed it) and those that fail everything (`router/health.py`) are left out,
+        unless that leaves nobody. Raises `Unavailable` when there are no replicas.
         """
         started_s = time.perf_counter()
-        candidates = replica_ids
-        if exclude:
-            candidates = [replica_id for replica_id in replica_ids if replica_id not in exclude] or replica_ids
         with self._deciding:
             now = self._clock()
+            candidates = self.health.candidates(replica_ids, exclude)
             self._expire(now)
             matched = self.index.match(request.block_hashes) if self.uses_prefixes else {}
             home = self._home_of(request, candidates, matched)
@@ -98,6 +99,7 @@ class RouterState:
             cached_tokens = matched.get(winner, 0) * self._known[winner].load.block_size
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.ledger.sent(request, winner, now, cached_tokens)
+            self.health.chosen(request.request_id, winner)
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._count(decision, time.perf_counter() - started_s)
@@ -118,7 +120,7 @@ class RouterState:
         """
         self._metrics_addresses = dict(metrics_addresses or {})
         before, self._live = self._live, frozenset(replica_ids)
-        gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ())
+        gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ()) | self.health.failing()
         for replica_id in gone - self._live:
             self._forget(replica_id)
 
@@ -186,6 +188,7 @@ class RouterState:
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""
         self.ledger.ended(request_id, self._clock())
+        self.health.ended(request_id)
         if self._metrics is not None:
             self._metrics.set("router_requests_in_flight", len(self.ledger), model_name=self._model_name)
 
@@ -223,6 +226,7 @@ class RouterState:
         if home is not None:
             i = replica_ids.index(home)
             views[i] = views[i]._replace(is_home=True)
+        self.health.ramp(views, now)
         return views
 
     def _ramp(self, views: list[ReplicaView], now: float) -> None:
@@ -282,6 +286,7 @@ class RouterState:
     def _forget(self, replica_id: str) -> None:
         self.views.forget(replica_id)
         self.ledger.forget(replica_id)
+        self.health.forget(replica_id)
         self.prefix_changes.forget(replica_id)
         self._cold.pop(replica_id, None)
 
