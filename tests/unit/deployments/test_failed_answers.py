@@ -160,9 +160,10 @@ class Judged(FakeModelClient):
         self.health.succeeded(request_id, replica_id)
 
 
-async def ends(client: FakeModelClient, *requests: GenerationRequest) -> list[FinishReason | str]:
+async def ends(client: FakeModelClient, *requests: GenerationRequest) -> list[FinishReason | str | None]:
     """How each ended, one after the other; the code of the error, if it was one."""
-    leases, found = Leases("lease", FakeClock()), []
+    leases = Leases("lease", FakeClock())
+    found: list[FinishReason | str | None] = []
     for request in requests:
         news = asyncio.Event()
         stream = ContinuedStream(leases, client, request, news, Continuing(limit=2, wait_s=10))

@@ -7,6 +7,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -49,9 +50,9 @@ class Cluster:
         draw = random.Random(7)
         for number in range(NUM_REQUESTS):
             router, is_poison = self.routers[number % len(self.routers)], draw.random() < poison_share
-            self.at(self.now_s + number / rate, lambda n=number, r=router, p=is_poison: self._send(r, f"r{n}", p))
+            self.at(self.now_s + number / rate, partial(self._send, router, f"r{number}", is_poison))
         for number in range(int((end_s - self.now_s) / REPORT_EVERY_S) + 1):
-            self.at(self.now_s + number * REPORT_EVERY_S, lambda n=number: self._report(n + 1))
+            self.at(self.now_s + number * REPORT_EVERY_S, partial(self._report, number + 1))
         while self._due:
             self.now_s, _, act = heapq.heappop(self._due)
             act()
