@@ -13,9 +13,12 @@ string or an incomplete character held back is in neither. The other replica rep
 leave to say. Its draws depend on the request's seed, the answer's index and the token's number only. So deltas, taken
 together, are those of an undisturbed run: nothing comes twice, nothing is missing.
 
-An answer is sent on at most `limit` times, because a request may be what kills its replicas; and only after a loss:
-whatever else ends an answer (its own failure, a refusal, a shutdown) is told to the reader. While nobody takes it, it
-waits for `wait_s`; when that was in vain the reader is told how it was lost.
+An answer is sent on at most `limit` times, because a request may be what kills its replicas. An answer that fails
+without its replica's death (not a number in its logits, a step or a call that failed) is sent on too if no token of it
+has come, but once only and not while there is no other replica: what fails twice fails by itself. The router is told of
+these failures and of first tokens, and finds out which replicas fail everything (`router/health.py`). Whatever else
+ends an answer (a refusal, a shutdown, a failure later on) is told to the reader. While nobody takes it, it waits for
+`wait_s`; when that was in vain the reader is told how it was lost.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from deployments.leases import Leases
 from deployments.model_client import ModelClient
 from deployments.open_stream import OpenStream
-from replica.errors import BrimfulError, EngineDead, error_from_info
+from replica.errors import BrimfulError, EngineDead, EngineFailure, ErrorInfo, error_from_info
 from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -40,8 +43,8 @@ def _not_counted() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Continuing:
-    """How often an answer may lose its replica and go on, and how long it waits for another one, in seconds. `count`
-    is called each time."""
+    """How often an answer may lose its replica and go on (0: it is never sent on, whatever happens), and how long it
+    waits for another one, in seconds. `count` is called each time."""
 
     limit: int
     wait_s: float
@@ -50,14 +53,17 @@ class Continuing:
 
 @dataclass(slots=True)
 class _Answer:
-    """One of the n answers: who makes it, and the tokens of it that the reader has. `lost`: how it lost its replica."""
+    """One of the n answers: who makes it, and the tokens of it that the reader has. `lost`: how it lost its replica.
+    `is_heard`: the present replica has given a token of it."""
 
     index: int
     stream: OpenStream
     token_ids: list[int] = field(default_factory=list)
     excluded: tuple[str, ...] = ()
     num_lost: int = 0
+    has_failed: bool = False
     lost: BrimfulError | None = None
+    is_heard: bool = False
     is_over: bool = False
 
 
@@ -129,6 +135,9 @@ class ContinuedStream:
         """All of an event but that its answer was lost, or can't be continued; None when that leaves nothing."""
         answer = self._answers[event.index]
         answer.token_ids += event.token_ids
+        if not answer.is_heard and (event.token_ids or event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)):
+            answer.is_heard = True
+            self._client.succeeded(self._request.request_id, replica_id)
         if event.error is None:
             answer.is_over = event.finish_reason is not None
             return event
@@ -136,6 +145,8 @@ class ContinuedStream:
             self._client.distrust(replica_id)
             self._go_on(answer, error_from_info(event.error))
             return replace(event, finish_reason=None, error=None) if event.token_ids else None
+        if event.finish_reason is FinishReason.ERROR and self._tries_again(answer, replica_id, event.error):
+            return None
         if event.finish_reason is FinishReason.REJECTED and answer.lost is not None:
             self._fail(answer.lost)
             return None
@@ -144,28 +155,51 @@ class ContinuedStream:
 
     def _ended_early(self, stream: OpenStream, error: BrimfulError) -> None:
         for answer in [answer for answer in self._answers.values() if answer.stream is stream and not answer.is_over]:
-            if stream.replica_id is None:
-                self._fail(answer.lost or error)
-            elif isinstance(error, EngineDead):
+            if isinstance(error, EngineDead) and stream.replica_id is not None:
                 self._go_on(answer, error)
+            elif stream.failed_at is not None and self._tries_again(answer, stream.failed_at, error.info()):
+                continue
+            elif stream.replica_id is None:
+                self._fail(answer.lost or error)
             else:
                 self._fail(error)
 
     def _go_on(self, answer: _Answer, loss: BrimfulError) -> None:
         """Have another replica continue the answer, unless it has lost too many."""
-        stream, request = answer.stream, self._request
         if answer.num_lost >= self._continuing.limit or self._error is not None:
             self._fail(loss)
             return
         answer.num_lost += 1
-        answer.lost = loss
-        answer.excluded += (stream.replica_id,) if stream.replica_id is not None else ()
+        self._send_on(answer, loss)
+
+    def _tries_again(self, answer: _Answer, replica_id: str, info: ErrorInfo) -> bool:
+        """Tells the router of an answer that failed before its first token, and asks another replica; returns whether
+        it did. False also when the error is no such failure."""
+        error = error_from_info(info)
+        if not isinstance(error, EngineFailure) or isinstance(error, EngineDead) or answer.token_ids:
+            return False
+        self._client.failed(self._request.request_id, replica_id)
+        if answer.has_failed or self._error is not None or self._continuing.limit == 0:
+            return False
+        if self._client.num_replicas() <= 1:
+            return False
+        answer.has_failed = True
+        self._send_on(answer, error, replica_id)
+        return True
+
+    def _send_on(self, answer: _Answer, loss: BrimfulError, failed_at: str | None = None) -> None:
+        """Ask another replica for what the reader hasn't got of the answer. `failed_at`: who failed it, if it may not
+        have taken it."""
+        stream, request = answer.stream, self._request
+        answer.lost, answer.is_heard = loss, False
+        replica_id = failed_at or stream.replica_id
+        answer.excluded += (replica_id,) if replica_id is not None else ()
         logger.warning("request %s: %s; continued elsewhere", stream.request.request_id, loss)
         answer.stream = self._leases.open_patiently(
             self._client,
             replace(
                 request,
-                request_id=f"{request.request_id}~{answer.index}.{answer.num_lost}",
+                request_id=f"{request.request_id}~{answer.index}.{answer.num_lost + answer.has_failed}",
                 n=1,
                 first_index=answer.index,
                 prior_output_ids=(*request.prior_output_ids, *answer.token_ids),

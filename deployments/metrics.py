@@ -19,7 +19,10 @@ INGRESS_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("http_client_disconnects", "counter", "Requests whose client left before the answer's end.", ("route",)),
     MetricSpec("http_stream_errors", "counter", "Streams that ended in an error event after a 200.", ("route",)),
     MetricSpec(
-        "http_continuations", "counter", "Answers that lost their replica and were sent on to another.", ("route",)
+        "http_continuations",
+        "counter",
+        "Answers that lost their replica, or failed at it, and were sent on.",
+        ("route",),
     ),
     MetricSpec("admission_rejections", "counter", "Requests refused before they were tokenized.", ("reason",)),
     MetricSpec("tokenize_seconds", "histogram", "Duration of turning one request into ids.", (), LATENCY_BUCKETS_S),

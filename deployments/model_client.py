@@ -64,6 +64,15 @@ class ModelClient(Protocol):
         it reports again."""
         ...
 
+    def failed(self, request_id: str, replica_id: str) -> None:
+        """The replica ended the client's request `request_id`, of which no token had come, with a failure of its own
+        that isn't its death. The router finds out which of the two is the cause (`router/health.py`)."""
+        ...
+
+    def succeeded(self, request_id: str, replica_id: str) -> None:
+        """The replica gave the first token of an answer to the client's request, or ended it well."""
+        ...
+
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         """The model's card and tokenizer, and its limits. Raises `Unavailable` while no replica runs."""
         ...

@@ -44,6 +44,8 @@ class FakeModelClient:
         self.renewed: list[tuple[str, str, tuple[str, ...]]] = []
         self.forgotten: list[str] = []
         self.distrusted: list[str] = []
+        self.failures: list[tuple[str, str]] = []
+        self.successes: list[tuple[str, str]] = []
         self._facts = facts
         self._texts = texts
         self._open: dict[str, asyncio.Queue[Answer]] = {}
@@ -107,6 +109,12 @@ class FakeModelClient:
 
     def distrust(self, replica_id: str) -> None:
         self.distrusted.append(replica_id)
+
+    def failed(self, request_id: str, replica_id: str) -> None:
+        self.failures.append((request_id, replica_id))
+
+    def succeeded(self, request_id: str, replica_id: str) -> None:
+        self.successes.append((request_id, replica_id))
 
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         if self._facts is None or not self.replica_ids:

@@ -36,6 +36,7 @@ class OpenStream:
         self.can_continue = can_continue
         self.sent_at_s = opened_at_s  # when the router was last asked for a replica
         self.replica_id: str | None = None
+        self.failed_at: str | None = None  # the replica whose call ended with an error
         self.closed = False
         self.pump: asyncio.Task[None] | None = None
         self.may_move = True  # another replica may still be tried, if this one doesn't take it

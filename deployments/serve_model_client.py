@@ -135,6 +135,12 @@ class ServeModelClient:
     def distrust(self, replica_id: str) -> None:
         self.state.distrust(replica_id)
 
+    def failed(self, request_id: str, replica_id: str) -> None:
+        self.state.health.failed(request_id, replica_id)
+
+    def succeeded(self, request_id: str, replica_id: str) -> None:
+        self.state.health.succeeded(request_id, replica_id)
+
     async def facts(self) -> tuple[TextBundle, ModelShape]:
         try:
             async with asyncio.timeout(FACTS_TIMEOUT_S):

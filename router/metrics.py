@@ -36,5 +36,7 @@ ROUTER_METRICS: tuple[MetricSpec, ...] = (
         COST_BUCKETS_S,
     ),
     MetricSpec("router_requests_in_flight", "gauge", "Requests sent and not ended.", ("model_name",)),
+    MetricSpec("router_ejections", "counter", "Times a replica was ejected: see router/health.py.", ("model_name",)),
+    MetricSpec("router_ejected_replicas", "gauge", "Replicas that are ejected or on trial.", ("model_name",)),
     MetricSpec("router_expired_requests", "counter", "Requests whose end was never told: a bug.", ("model_name",)),
 )

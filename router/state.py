@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from router.config import RouterConfig
 from router.counters import RouterCounters
 from router.explain import Explanation, Scope, explained
+from router.health import ReplicaHealth
 from router.inflight import NOTHING, InflightLedger
 from router.load import load_of
 from router.peers import PeerEstimate
@@ -57,6 +58,7 @@ class RouterState:
         self._counters = RouterCounters()
         self._next_expiry_s = 0.0
         self.views = ReplicaViews()
+        self.health = ReplicaHealth(clock)
         self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
         self._cold: dict[str, float] = {}  # replica first heard of lately -> when
         self._cold_order: deque[tuple[float, str]] = deque()
@@ -73,21 +75,20 @@ class RouterState:
         with self._deciding:
             self._counters.attach(metrics, model_name)
             self._counters.start(self.policy)
+            self.health.attach(metrics, model_name)
 
     # The router's side.
 
     def choose(self, request: RouteRequest, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Decision:
         """Rank `replica_ids` for the request and enter it in the ledger at the winner.
 
-        Those in `exclude` (they just failed it) are left out, unless that leaves nobody. Raises `Unavailable` when
-        there are no replicas.
+        Those in `exclude` (they just failed it) and those that fail everything (`router/health.py`) are left out,
+        unless that leaves nobody. Raises `Unavailable` when there are no replicas.
         """
         started_s = time.perf_counter()
-        candidates = replica_ids
-        if exclude:
-            candidates = [replica_id for replica_id in replica_ids if replica_id not in exclude] or replica_ids
         with self._deciding:
             now = self._clock()
+            candidates = self.health.candidates(replica_ids, exclude)
             self._expire(now)
             matched, views = self._look(request, candidates, self.policy.shortlist, now)
             decision = self.policy.decide(request, views, now)
@@ -96,6 +97,7 @@ class RouterState:
             cached_tokens = matched.num_of(winner) * self._known[winner].load.block_size
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.ledger.sent(request, winner, now, cached_tokens)
+            self.health.chosen(request.request_id, winner)
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._counters.decided(decision, time.perf_counter() - started_s, len(self.ledger))
@@ -106,13 +108,14 @@ class RouterState:
 
         Leaves everything as it was: the decisions that come next are those that would come without it.
         """
-        replica_ids = self.replica_ids()
+        running = self.replica_ids()
         with self._deciding:
             now = self._clock()
             with self._undone():
                 # The copy goes on instead of the shortlist, which may count turns.
-                matched, views = self._look(request, replica_ids, copy(self.policy.shortlist), now)
-                scope = Scope(self.config, len(replica_ids), matched, self._peers)
+                candidates = self.health.candidates(running)
+                matched, views = self._look(request, candidates, copy(self.policy.shortlist), now)
+                scope = Scope(self.config, len(running), matched, self._peers)
                 return explained(self.policy, request, views, now, scope)
 
     def routed(self, request_id: str, replica_id: str) -> None:
@@ -130,7 +133,7 @@ class RouterState:
         """
         self._metrics_addresses = dict(metrics_addresses or {})
         before, self._live = self._live, frozenset(replica_ids)
-        gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ())
+        gone = set(self.views.newest()) | set(self.ledger.counts()) | set(before or ()) | self.health.failing()
         for replica_id in gone - self._live:
             self._forget(replica_id)
 
@@ -198,6 +201,7 @@ class RouterState:
     def ended(self, request_id: str) -> None:
         """The request is over, however it ended. To be called once for every request, in a `finally`."""
         self.ledger.ended(request_id, self._clock())
+        self.health.ended(request_id)
         self._counters.in_flight(len(self.ledger))
 
     def replica_of(self, request_id: str) -> str | None:
@@ -262,6 +266,7 @@ class RouterState:
         if home is not None:
             i = replica_ids.index(home)
             views[i] = views[i]._replace(is_home=True)
+        self.health.ramp(views, now)
         return views
 
     def _ramp(self, views: list[ReplicaView], now: float) -> None:
@@ -311,6 +316,7 @@ class RouterState:
     def _forget(self, replica_id: str) -> None:
         self.views.forget(replica_id)
         self.ledger.forget(replica_id)
+        self.health.forget(replica_id)
         self.prefix_changes.forget(replica_id)
         self._cold.pop(replica_id, None)
 

@@ -1,5 +1,5 @@
 """The client of an ingress over real Ray Serve, with replicas around the fake model: streams that outlive a scale-down,
-replicas that die, consumers that leave."""
+replicas that die or fail everything, consumers that leave."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from deployments.continued_stream import Continuing
+from deployments.leases import Leases
+from deployments.open_call import OpenCall
 from deployments.replica_deployment import ReplicaDeployment
 from deployments.serve_model_client import ServeModelClient
 from replica.errors import EngineDead
@@ -37,17 +41,28 @@ NUM_TOKENS = 100
 
 
 class Replica:
-    """A replica deployment as `ReplicaDeployment` is one, around the fake model: 100 tokens take 3 s."""
+    """A replica deployment as `ReplicaDeployment` is one, around the fake model: 100 tokens take 3 s. The first replica
+    to create the file `claim` writes its id there, and its logits are no numbers wherever token 0 is in the context."""
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, claim: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._folder = tempfile.mkdtemp()
-        factory = SlowFactory(Path(self._folder), faults={"step_s": STEP_S})
+        factory = SlowFactory(Path(self._folder), faults={"step_s": STEP_S, **self._fault(claim)})
         config = small_config(lease_timeout_s=60.0)
         self._service = await ReplicaService.start(
             config, replica_id=self._replica_id, model_name="fake", runner_factory=factory
         )
         self._num_streams = 0
+
+    def _fault(self, claim: str | None) -> dict[str, int]:
+        if claim is None:
+            return {}
+        try:
+            with Path(claim).open("x", encoding="utf-8") as file:
+                file.write(self._replica_id)
+        except FileExistsError:
+            return {}
+        return {"nan_token": 0}
 
     async def submit(
         self, request: GenerationRequest, route: Any = None, exclude: Any = ()
@@ -155,6 +170,36 @@ async def test_a_killed_replica_ends_its_streams_at_once_and_no_other(client: Se
     for messages in await asyncio.gather(*reading[other]):
         assert len(tokens(messages)) == NUM_TOKENS
     assert len(client.state.ledger) == 0
+
+
+async def test_a_replica_that_fails_everything_is_ejected_and_no_reader_notices(
+    client: ServeModelClient, tmp_path: Path
+) -> None:
+    """Requests one after the other, until it has failed enough of them."""
+    claim, config = tmp_path / "claim", RequestRouterConfig(**ROUTER)
+    replica = serve.deployment(num_replicas=3, request_router_config=config, **REPLICAS)(Replica)
+    run = partial(serve.run, replica.bind(str(claim)), name="broken", route_prefix=None)
+    handle: DeploymentHandle[Any] = await asyncio.to_thread(run)
+    with ThreadPoolExecutor(1) as threads:
+        broken = ServeModelClient(handle, threads)
+        async with asyncio.timeout(30):
+            while len(broken.loads()) != 3:
+                await asyncio.sleep(0.02)
+        leases = Leases(LEASE, time.monotonic)
+        async with asyncio.timeout(60):
+            number = 0
+            while not broken.state.health.ejected():
+                number += 1
+                prompt_ids = (0, number % 90, 1, 2, 3)  # prompts with nothing in common belong to different replicas
+                request = request_of(f"b{number}", max_tokens=2, lease=LEASE, prompt_ids=prompt_ids)
+                with OpenCall(leases, broken, [request], Continuing(limit=2, wait_s=10.0)) as call:
+                    messages = []
+                    while came := await call.read():
+                        messages += [message for _, message in came]
+                assert tokens(messages) == oracle(request)
+        await leases.shut_down()
+    assert broken.state.health.ejected() == {claim.read_text(encoding="utf-8")}
+    assert len(broken.state.ledger) == 0
 
 
 async def test_streams_outlive_the_end_of_their_deployment(client: ServeModelClient) -> None:
