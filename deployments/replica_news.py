@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.25
 MAX_FAILED_POLLS = 8
 """In a row, without an answer or with an error for one: then the replica's streams here fail."""
-MESSAGE_S = 0.001
+MESSAGE_S = 0.0006
 """CPU time that passing on a message of a stream takes, about: this process and Serve's proxy share it evenly
 (`bench/http`), so at this pace neither is busy all the time."""
 MAX_REMEMBERED = 1024

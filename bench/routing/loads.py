@@ -50,8 +50,8 @@ class Load(NamedTuple):
 LOADS = {
     load.shape: load
     for load in (
-        Load("W2", False, 131_072, 256, 48, 32_768, 0.8, {8: 300, 64: 120, 1000: 50}, Objectives(2.0, 0.15 * COARSE)),
-        Load("W4", True, 1_048_576, 512, 48, 131_072, 1.5, {8: 100, 64: 50, 1000: 15}, Objectives(8.0, 0.3 * COARSE)),
+        Load("W2", False, 131_072, 256, 48, 32_768, 0.8, {8: 300, 64: 120, 1000: 25}, Objectives(2.0, 0.15 * COARSE)),
+        Load("W4", True, 1_048_576, 512, 48, 131_072, 1.5, {8: 100, 64: 50, 1000: 10}, Objectives(8.0, 0.3 * COARSE)),
         Load(
             "W8-shared-prefix",
             True,
@@ -60,7 +60,7 @@ LOADS = {
             48,
             32_768,
             1.7,
-            {8: 300, 64: 120, 1000: 50},
+            {8: 300, 64: 120, 1000: 25},
             Objectives(2.0, 0.15 * COARSE),
         ),
     )

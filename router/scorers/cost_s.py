@@ -91,25 +91,24 @@ class CostS:
         num_output = request.expected_output_tokens(self.expected_output_tokens)
         token_s, each_s = _seconds(views, num_output / request.n)
         most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
-        loads, costs, lag_s = [], [], peers.lag_s
-        home_s = AT_HOME * min(num_prompt, peers.prompt_tokens or num_prompt) * token_s
-        for load, num_matched, _, _, is_home in views:
-            size = load.block_size
-            backlog_s = load.backlog_tokens * token_s - lag_s
-            load_s = load.company * each_s
-            loads.append(load_s + backlog_s if backlog_s > 0 else load_s)
-            tokens: float = load.pending_prefill_tokens + num_prompt
-            if most_cached:
-                num_cached = num_matched * size
-                tokens += (AGAIN - 1.0) * most_cached - AGAIN * (num_cached if num_cached < num_prompt else num_prompt)
-            cost = load.own_company * each_s + tokens * token_s
-            if is_home:
-                cost -= home_s
-            num_blocks = -(-(num_prompt + num_output) // size)
-            missing = num_blocks - num_matched - load.num_blocks_available
-            if missing > 0 and (report := load.report) is not None:
-                cost += min(1.0, missing / num_blocks) * each_s * (1 + report.num_running)
-            costs.append(cost)
+        there, lag_s = [view.load for view in views], peers.lag_s
+        loads = [
+            load.company * each_s + (backlog_s if (backlog_s := load.backlog_tokens * token_s - lag_s) > 0.0 else 0.0)
+            for load in there
+        ]
+        prompt_s = (num_prompt + (AGAIN - 1.0) * most_cached) * token_s
+        costs = [load.own_company * each_s + load.pending_prefill_tokens * token_s + prompt_s for load in there]
+        if most_cached:
+            again_s = AGAIN * token_s
+            costs = [
+                cost - again_s * min(num_prompt, num_matched * load.block_size) if num_matched else cost
+                for cost, (load, num_matched, *_) in zip(costs, views, strict=True)
+            ]
+        num_tokens = num_prompt + num_output
+        for i in [i for i, load in enumerate(there) if load.num_blocks_available * load.block_size < num_tokens]:
+            costs[i] += each_s * _headroom(views[i], num_tokens)
+        for i in [i for i, view in enumerate(views) if view.is_home]:
+            costs[i] -= AT_HOME * min(num_prompt, peers.prompt_tokens or num_prompt) * token_s
         unseen_s = peers.unseen * len(views) / max(len(views), peers.num_replicas)
         level = water_level(loads, unseen_s * (each_s + peers.prompt_tokens * token_s))
         costs = [cost + (load if load > level else level) for load, cost in zip(loads, costs, strict=True)]
@@ -123,6 +122,16 @@ def _seconds(views: list[ReplicaView], num_output: float) -> tuple[float, float]
     decode_rate = max([report.decode_tokens_per_s for report in reports], default=0.0)
     each_s = COMPANY * num_output / (decode_rate or DEFAULT_DECODE_TOKENS_PER_S)
     return 1.0 / (prefill_rate or DEFAULT_PREFILL_TOKENS_PER_S), each_s
+
+
+def _headroom(view: ReplicaView, num_tokens: int) -> float:
+    """Requests that have to end before all of one with so many tokens has a place; a part of one that fits in part."""
+    load, report = view.load, view.load.report
+    num_blocks = -(-num_tokens // load.block_size)
+    missing = num_blocks - view.matched_blocks - load.num_blocks_available
+    if missing <= 0 or report is None:
+        return 0.0
+    return min(1.0, missing / num_blocks) * (1 + report.num_running)
 
 
 def water_level(loads: list[float], amount: float) -> float:
