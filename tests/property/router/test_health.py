@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -45,8 +46,9 @@ class HealthMachine(RuleBasedStateMachine):
         since = max(answers, default=-1)
         found = []
         for i, said in enumerate(self.history):
-            is_first = all(other.request_id != said.request_id or not other.failed for other in self.history[:i])
-            if i > since and said.failed and said.replica_id == replica_id and is_first:
+            if i <= since or not said.failed or said.replica_id != replica_id:
+                continue
+            if all(other.request_id != said.request_id or not other.failed for other in self.history[:i]):
                 others = [
                     other
                     for other in self.history[i + 1 :]
@@ -92,9 +94,11 @@ class HealthMachine(RuleBasedStateMachine):
     def fails_what_another_answers(self, replica_id: str, number: int) -> None:
         """What seldom comes by chance."""
         other = NAMES[(NAMES.index(replica_id) + 1) % len(NAMES)]
-        for i in range(EJECT_AFTER):
-            self.failed(f"{number}/{len(self.history)}/{i}", replica_id)
-            self.succeeded(self.history[-1].request_id, other)
+        request_ids = [f"{number}/{len(self.history)}/{i}" for i in range(EJECT_AFTER + 1)]
+        for request_id in request_ids:
+            self.failed(request_id, replica_id)
+        for request_id in request_ids:
+            self.succeeded(request_id, other)
 
     @rule(request_id=REQUESTS, replica_id=REPLICAS)
     def chosen(self, request_id: str, replica_id: str) -> None:
@@ -123,3 +127,4 @@ class HealthMachine(RuleBasedStateMachine):
 
 
 TestHealth = HealthMachine.TestCase
+TestHealth.settings = settings(max_examples=100, stateful_step_count=50)  # the model looks at its whole history
