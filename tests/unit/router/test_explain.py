@@ -29,7 +29,7 @@ def test_candidates_come_best_first_with_their_scores_and_parts() -> None:
     assert [one.view.load.replica_id for one in told.candidates] == ["b", "c", "a"]
     best = told.candidates[0]
     assert best.cost is not None
-    assert (best.cost.own_prefill_s, best.cost.total_s) == (pytest.approx(0.16), pytest.approx(0.16))
+    assert [best.cost.own_prefill_s, best.cost.total_s] == pytest.approx([0.16, 0.16])
     assert best.total == best.scores["cost_s"] == pytest.approx(1 / 1.16)
     assert told.decision.cost_s == pytest.approx(0.16)
     assert (told.weights, told.num_replicas, told.num_output_tokens) == ({"cost_s": 1.0}, 3, 160)
