@@ -106,7 +106,7 @@ def why(answer: Mapping[str, Any]) -> str:
     second = scored[1]
     other = second["replica_id"]
     if reason == "tie":
-        return f"{name} and {other} score the same, {winner['total']:.3f} and {second['total']:.3f}: chance decides."
+        return f"{name} and {other} score the same, {winner['total']:.3f} and {second['total']:.3f}: they take turns."
     if policy in ("round_robin", "session_affinity"):
         place = "is next in turn" if policy == "round_robin" else "is where the session belongs"
         return f"{passed_over}{policy}: {name} {place}, {other} comes after it."

@@ -19,6 +19,7 @@ from deployments.routes import ERROR_HANDLERS
 from replica.errors import BrimfulError, InvalidRequest, Unavailable, UnknownModel
 from replica.scheduler.block_hash import block_hashes
 from router.config import RouterConfig
+from router.scorers.cost_s import COMPANY
 from router.state import RouterState
 from tests.unit.deployments.generation_site import BUNDLE, SHAPE, Site
 from tests.unit.router.loads import report
@@ -85,9 +86,11 @@ async def test_candidates_come_best_first_with_what_they_were_judged_by() -> Non
     assert (idle["running"], busy["running"], out["kept_out_by"], out["draining"]) == (0, 5, "draining", True)
     assert (out["total"], out["scores"], out["cost"]) == (None, {}, None)
     assert idle["scores"]["cost_s"]["weight"] == 1.0
-    assert busy["cost"]["load_s"] == pytest.approx(5 * 0.1 * 10 / 100)
+    assert busy["cost"]["load_s"] == pytest.approx(5 * COMPANY * 10 / 100)
     parts = [value for name, value in busy["cost"].items() if name != "total_s"]
-    assert busy["cost"]["total_s"] == pytest.approx(sum(parts)) == pytest.approx(0.05 + NUM_TOKENS / 100)
+    assert (
+        busy["cost"]["total_s"] == pytest.approx(sum(parts)) == pytest.approx(5 * COMPANY * 10 / 100 + NUM_TOKENS / 100)
+    )
     assert busy["scores"]["cost_s"]["score"] == pytest.approx(1 / (1 + busy["cost"]["total_s"]))
 
 
@@ -203,11 +206,11 @@ async def test_the_table_and_the_sentence_say_why_the_winner_won() -> None:
     lines = shown(answer)
     assert [line for line in lines if line.startswith(("r0 ", "r1 ", "r2 ")) and "is expected" not in line] == [
         "r1 0.901 0.110 0.000 0.000 0.110 0 0 0 0% 0 0.2",
-        "r0 0.862 0.160 0.050 0.000 0.110 5 0 0 0% 0 0.2",
+        "r0 0.794 0.260 0.150 0.000 0.110 5 0 0 0% 0 0.2",
         "r2 - - - - - 0 0 0 0% 0 0.2 draining",
     ]
     assert why(answer) == (
-        "r1 is expected to cost 0.110 s, r0 0.160 s; the largest part of the difference is load (0.050 s less)."
+        "r1 is expected to cost 0.110 s, r0 0.260 s; the largest part of the difference is load (0.150 s less)."
     )
     assert any(line.startswith("As ingress i1 sees it") for line in lines)
 
@@ -217,7 +220,7 @@ async def test_equals_and_a_single_one_and_a_stale_one_are_said_in_words() -> No
     here.fake.reports = [report(name, **RATES) for name in "ab"]
     answer = await told(here)
     assert answer["reason"] == "tie"
-    assert "score the same, 0.901 and 0.901: chance decides." in why(answer)
+    assert "score the same, 0.901 and 0.901: they take turns." in why(answer)
     assert why(await told(Asked("a"))) == "a is the only replica."
     here.fake.router.distrust("b")
     assert why(await told(here)).endswith("by its last report, which is too old to be believed.")
