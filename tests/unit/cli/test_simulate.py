@@ -70,7 +70,7 @@ def test_the_device_is_what_the_cost_file_says_not_how_it_is_named(
 def test_all_requests_can_be_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = result_of([*SMALL, "--all-present", "--batching", "static", "--max-num-seqs", "3"], capsys)
     assert found["num_finished"] == 30
-    assert (found["settings"]["rate"], found["max_waiting"]) == (None, 12)
+    assert (found["settings"]["rate"], found["max_waiting"]) == (None, 13)
 
 
 def test_a_killed_worker_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
