@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 from deployments.model_client import ModelClient
@@ -209,7 +210,9 @@ class Leases:
                 logger.warning("abort of %s, attempt %d: %s", stream.request.request_id, attempt + 1, error)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        """In a context of its own: when a client leaves, Serve cancels every call that was made in the context of its
+        request, whoever made it, and with them the abort."""
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
