@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import pytest
 
 from deployments.leases import Leases
@@ -33,6 +35,30 @@ async def test_closing_an_unfinished_stream_aborts_it_at_its_replica() -> None:
     await settled()
     assert client.aborted == [("r0", "a")]
     assert client.forgotten == ["a"]
+
+
+async def test_no_call_to_a_replica_is_made_in_the_context_of_the_request() -> None:
+    """Serve cancels all that was called in it when the client leaves: the abort, too."""
+    whose: ContextVar[str] = ContextVar("whose", default="nobody's")
+    seen: list[str] = []
+
+    class Watched(FakeModelClient):
+        async def abort(self, replica_id: str, request_id: str) -> None:
+            seen.append(whose.get())
+            await super().abort(replica_id, request_id)
+
+        def forget(self, request_id: str) -> None:
+            seen.append(whose.get())
+            super().forget(request_id)
+
+    client, leases = Watched("r0"), Leases("lease", FakeClock())
+    whose.set("the request's")
+    stream = await opened(leases, client)
+    client.say("a", TAKEN)
+    await settled()
+    leases.close(stream)
+    await settled()
+    assert seen == ["nobody's", "nobody's"]
 
 
 async def test_one_finished_sequence_of_two_still_needs_the_abort() -> None:
