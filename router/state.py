@@ -285,7 +285,7 @@ class RouterState:
     def _refresh(self, replica_ids: Sequence[str]) -> None:
         """Look again at the replicas that changed since the last decision, and at those never looked at."""
         changed = self.ledger.take_changed() | self.views.take_changed()
-        changed.update([replica_id for replica_id in replica_ids if replica_id not in self._known])
+        changed.update(set(replica_ids).difference(self._known))
         if not changed:
             return
         others, ratio = self._peers.others, self._peers.computed_ratio

@@ -27,9 +27,10 @@ class RouteRequest:
         return self.n * min(self.max_tokens, limit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaLoad:
-    """How loaded one replica is: its last report and what this router sent since. Built by `router/load.py`.
+    """How loaded one replica is: its last report and what this router sent since. Built by `router/load.py`, and never
+    changed. (Not frozen: that would take half of the time that making one takes, and decisions make several.)
 
     `report` is None until the replica has spoken; `arrived_at_s` is when it came, by this router's clock.
     `num_pending` is this router's ledger: sequences sent that no report includes yet. `num_in_flight` counts all that

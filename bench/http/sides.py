@@ -118,6 +118,8 @@ class HttpSide:
             "max_tokens": num_output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            # All ways lead to one service: none may find what another one's prompts left in the prefix cache.
+            "cache_salt": self.name,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

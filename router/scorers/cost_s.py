@@ -90,20 +90,17 @@ class CostS:
         peers, num_prompt = self.peers, request.num_prompt_tokens
         num_output = request.expected_output_tokens(self.expected_output_tokens)
         token_s, each_s = _seconds(views, num_output / request.n)
-        most_cached = min(num_prompt, max([view.matched_blocks * view.load.block_size for view in views]))
         there, lag_s = [view.load for view in views], peers.lag_s
+        holders = [i for i, view in enumerate(views) if view.matched_blocks]
+        cached = [min(num_prompt, views[i].matched_blocks * there[i].block_size) for i in holders]
         loads = [
             load.company * each_s + (backlog_s if (backlog_s := load.backlog_tokens * token_s - lag_s) > 0.0 else 0.0)
             for load in there
         ]
-        prompt_s = (num_prompt + (AGAIN - 1.0) * most_cached) * token_s
+        prompt_s = (num_prompt + (AGAIN - 1.0) * max(cached, default=0)) * token_s
         costs = [load.own_company * each_s + load.pending_prefill_tokens * token_s + prompt_s for load in there]
-        if most_cached:
-            again_s = AGAIN * token_s
-            costs = [
-                cost - again_s * min(num_prompt, num_matched * load.block_size) if num_matched else cost
-                for cost, (load, num_matched, *_) in zip(costs, views, strict=True)
-            ]
+        for i, num_cached in zip(holders, cached, strict=True):
+            costs[i] -= AGAIN * token_s * num_cached
         num_tokens = num_prompt + num_output
         for i in [i for i, load in enumerate(there) if load.num_blocks_available * load.block_size < num_tokens]:
             costs[i] += each_s * _headroom(views[i], num_tokens)

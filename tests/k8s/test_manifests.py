@@ -13,6 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from dashboards.alerts import rule_groups
 from deployments.app import SHUTDOWN_MARGIN_S
+from deployments.cli.cluster import SERVE_ENVIRONMENT
 from deployments.config import ServeConfig
 from deployments.serve_file import load_serve_config
 from tests.k8s.overlays import KUBECTL, OVERLAYS, ROOT, container, head, manifests, only, workers
@@ -156,3 +157,9 @@ def test_image_holds_every_package() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     packages = re.findall(r'"(\w+)\*"', next(line for line in project.splitlines() if line.startswith("include = ")))
     assert re.findall(r"^COPY (\w+) \1$", dockerfile, re.MULTILINE) == packages
+
+
+def test_image_sets_for_serve_what_the_command_sets() -> None:
+    dockerfile = (ROOT / "k8s" / "Dockerfile").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^ENV (RAY_\w+)=(\S+)$", dockerfile, re.MULTILINE))
+    assert found == SERVE_ENVIRONMENT
