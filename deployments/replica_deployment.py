@@ -84,10 +84,14 @@ class ReplicaDeployment:
         finally:
             self._num_streams -= 1
 
-    async def news(self, lease: str, acknowledged: int, pin: str | None = None) -> NewsBatch:
+    async def news(
+        self, lease: str, acknowledged: int, num_batches: int = 1, pin: str | None = None
+    ) -> AsyncGenerator[NewsBatch, None]:
         """What the open requests of one ingress process have to say; waits a moment when that is nothing."""
         del pin
-        return await self._service.news(lease, acknowledged)
+        async with aclosing(self._service.news(lease, acknowledged, num_batches)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def abort(self, request_id: str, pin: str | None = None) -> None:
         del pin

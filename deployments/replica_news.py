@@ -18,8 +18,11 @@ stream by itself when its replica dies. What the two calls say together once it 
 
 Pace: each message of a batch goes on as a message of its own, to a proxy that says nothing when it falls behind; what
 is sent faster than it is passed on waits there, and everybody's tokens come late. So after a batch all readers together
-rest for as long as its messages take. With few streams that is less than a step and holds nothing back: the next poll
-is there in time. With many, tokens gather at the replicas and come as fewer, larger messages.
+rest for as long as its messages take. With few streams that is less than a step and holds nothing back. With many, or
+fast steps, tokens gather at the replicas and come as fewer, larger messages.
+
+A poll costs more than the batches that it brings. As long as a reader waits for batches longer than it rests after
+them, each poll asks for twice as many as the one before; a reader that falls behind asks for one at a time.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from contextvars import Context
 
 from replica.errors import BrimfulError, EngineDead, EngineFailure
-from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamMessage, StreamNews
+from replica.request import MAX_BATCHES, GenerationRequest, LoadReport, NewsBatch, StreamMessage, StreamNews
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +48,9 @@ MESSAGE_S = 0.0006
 MAX_REMEMBERED = 1024
 """Replicas that nobody reads and of which it is known which batch came last."""
 
-Poll = Callable[[str, str, int], Awaitable[NewsBatch | None]]
-"""(replica, lease, number of the batch that arrived last) -> the next one; None when no answer came in time."""
+Poll = Callable[[str, str, int, int], AsyncGenerator[NewsBatch | None, None]]
+"""(replica, lease, number of the batch that arrived last, how many are wanted) -> the next ones; None, and nothing
+more, when one didn't come in time."""
 
 
 class Inbox:
@@ -187,13 +192,14 @@ class ReplicaNews:
 
     async def _run(self, replica_id: str, lease: str) -> None:
         """Polls while streams are open at the replica. However it ends, none of them is left waiting."""
-        num_failed = 0
+        num_failed, num_batches = 0, 1
         error: BrimfulError = EngineDead("the replica answers no poll")
         try:
             while self._open_at(replica_id) and num_failed < MAX_FAILED_POLLS:
                 try:
-                    is_answered = await self._next_batch(replica_id, lease)
+                    is_answered, keeps_up = await self._read_poll(replica_id, lease, num_batches)
                     num_failed = 0 if is_answered else num_failed + 1
+                    num_batches = min(MAX_BATCHES, 2 * num_batches) if keeps_up else 1
                 except EngineDead as dead:
                     error = dead
                     return
@@ -216,12 +222,28 @@ class ReplicaNews:
         for key in idle[: max(0, len(idle) - MAX_REMEMBERED)]:
             del self._arrived[key]
 
-    async def _next_batch(self, replica_id: str, lease: str) -> bool:
-        """Whether the poll was answered."""
+    async def _read_poll(self, replica_id: str, lease: str, num_batches: int) -> tuple[bool, bool]:
+        """Whether all of the poll was answered, and whether this reader waited for it longer than it rested. Leaves
+        early when nobody is open there any more."""
         had_no_call = [inbox for inbox in self._open_at(replica_id) if inbox.call_is_over]
-        batch = await self._poll(replica_id, lease, self._arrived[replica_id, lease])
-        if batch is None:
-            return False
+        now, waited_s, rested_s = asyncio.get_running_loop().time, 0.0, 0.0
+        polled = self._poll(replica_id, lease, self._arrived[replica_id, lease], num_batches)
+        async with aclosing(polled) as batches:
+            began_s = now()
+            async for batch in batches:
+                if batch is None:
+                    return False, False
+                waited_s += now() - began_s
+                self._take(replica_id, lease, batch)
+                rested_s += await self._rest(len(batch.news))
+                if not self._open_at(replica_id):
+                    return True, True
+                began_s = now()
+        for inbox in had_no_call:
+            inbox.close()
+        return True, waited_s > rested_s
+
+    def _take(self, replica_id: str, lease: str, batch: NewsBatch) -> None:
         if batch.load is not None:
             self._observe(batch.load)
         if batch.number:
@@ -230,16 +252,14 @@ class ReplicaNews:
             inbox = self._inboxes.get(news.request_id)
             if inbox is not None:
                 inbox.put(batch.replica_id, news)
-        for inbox in had_no_call:
-            inbox.close()
-        await self._rest(len(batch.news))
-        return True
 
-    async def _rest(self, num_messages: int) -> None:
-        """Until these messages will have been passed on, after all earlier ones."""
+    async def _rest(self, num_messages: int) -> float:
+        """Until these messages will have been passed on, after all earlier ones: how long that is."""
         now_s = asyncio.get_running_loop().time()
         self._passed_on_s = max(now_s, self._passed_on_s) + num_messages * self._message_s
-        await asyncio.sleep(self._passed_on_s - now_s)
+        rest_s = self._passed_on_s - now_s
+        await asyncio.sleep(rest_s)
+        return rest_s
 
     def _open_at(self, replica_id: str) -> list[Inbox]:
         return [inbox for inbox in self._inboxes.values() if inbox.replica_id == replica_id and not inbox.is_over]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import aclosing
 from functools import partial
@@ -52,8 +52,8 @@ class ServeModelClient:
         self._threads = threads
         self._hashes: dict[str, tuple[bytes, ...]] = {}  # of open requests
         self._submitting = handle.options(method_name="submit", stream=True)
-        # Not through the object store, which costs more; unlike the calls of streams, polls need no cancelling.
-        self._polling = handle.options(method_name="news", stream=False, _by_reference=False)
+        # Not through the object store, which costs more; unlike the calls of requests, polls need no cancelling.
+        self._polling = handle.options(method_name="news", stream=True, _by_reference=False)
         self._news = ReplicaNews(self._poll, self.state.observe, translated)
 
     def num_replicas(self) -> int:
@@ -80,16 +80,23 @@ class ServeModelClient:
                 raise
             raise translated(error) from error
 
-    async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
+    async def _poll(
+        self, replica_id: str, lease: str, acknowledged: int, num_batches: int
+    ) -> AsyncGenerator[NewsBatch | None, None]:
         """Pinned, as `call_pinned` does it, but no answer in time says nothing, and a connection that is cut little:
-        the calls of the streams tell when the replica is dead."""
-        response = self._polling.remote(lease, acknowledged, pin=replica_id)
+        the calls of the streams tell when the replica is dead. One that its reader leaves ends by itself."""
+        response = self._polling.remote(lease, acknowledged, num_batches, pin=replica_id)
+        batches = aiter(cast(AsyncIterator[NewsBatch], response))
         try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
-                return cast(NewsBatch, await response)
+            while True:
+                async with asyncio.timeout(POLL_TIMEOUT_S):
+                    batch = await anext(batches, None)
+                if batch is None:
+                    return
+                yield batch
         except TimeoutError:
             response.cancel()  # type: ignore[no-untyped-call]
-            return None
+            yield None
         except ActorUnavailableError as error:
             raise Unavailable(f"replica {replica_id} can't be reached") from error
         except Exception as error:

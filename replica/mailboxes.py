@@ -2,24 +2,24 @@
 
     Stream -> Mailbox (by lease) -> Mailboxes.poll -> NewsBatch
 
-A message costs a process far more than a token, so nothing is sent by itself: while a poll is on its way news gather
-in their streams, and a reader that is slow, or takes its time, gets fewer and larger batches. A poll that waits is
-answered by the next news, at the end of the engine's step that made them, for they come from the engine together: one
-batch a step at most. A poll without news is answered after `wait_s`. A stream's first news are no part of this:
-whoever adds it says them, and then lets polls have the rest (`begin`).
+A message costs a process far more than a token, and a poll far more than a message. So a poll asks for several batches:
+a reader that keeps up for many, one that is slow for a single one, and while no poll is here news gather in their
+streams: it gets fewer and larger batches. Each batch is made of the next news, at the end of the engine's step that
+made them, for they come from the engine together: one batch a step at most. A poll that finds no news for `wait_s` is
+over. A stream's first news are no part of this: whoever adds it says them, and then lets polls have the rest (`begin`).
 
-Answers can get lost. So a mailbox keeps its last batch until a poll acknowledges its number, and gives it again to one
-that doesn't; a poll that waits while another one comes is the older one, which nobody reads any more: it returns
-without news. Nothing is thus lost, and nothing new is said before the last batch has arrived.
+Answers can get lost. So a mailbox keeps its batches until a poll acknowledges the number of the last one that arrived,
+and gives all later ones again. A poll under way while another one comes is the older one, which nobody reads any more:
+it is over without news. Nothing is thus lost, nothing kept but what one poll brings.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from replica.request import GenerationRequest, LoadReport, NewsBatch, StreamNews
+from replica.request import MAX_BATCHES, GenerationRequest, LoadReport, NewsBatch, StreamNews
 from replica.stream import Stream
 
 TOKEN_BYTES = 8
@@ -45,7 +45,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
-        self.batch: NewsBatch | None = None  # the last one, not acknowledged yet
+        self.kept: list[NewsBatch] = []  # not acknowledged yet
         self.num_polls = 0
         self.silent_s = 0.0
         self._entries: dict[str, _Entry] = {}
@@ -91,6 +91,12 @@ class Mailbox:
     @property
     def has_news(self) -> bool:
         return bool(self._ready)
+
+    def acknowledge(self, number: int) -> None:
+        """The batch arrived, and so did all before it."""
+        numbers = [batch.number for batch in self.kept]
+        if number in numbers:
+            del self.kept[: numbers.index(number) + 1]
 
     def take(self, max_bytes: int) -> tuple[StreamNews, ...]:
         """The news that wait longest, until they have `max_bytes` or more. They are this mailbox's no more: keep them
@@ -174,31 +180,38 @@ class Mailboxes:
                 if not box:
                     del self._boxes[lease]
 
-    async def poll(self, lease: str, acknowledged: int) -> NewsBatch:
-        """The lease's next batch; the last one again if it isn't `acknowledged`; no news after `wait_s`."""
+    async def poll(self, lease: str, acknowledged: int, num_batches: int = 1) -> AsyncGenerator[NewsBatch, None]:
+        """The lease's next batches: all that are kept, then new ones, `num_batches` in all (at most `MAX_BATCHES`). One
+        without news, after `wait_s`, is the last."""
         box = self._boxes.setdefault(lease, Mailbox())
         box.num_polls += 1
+        box.wake.set()  # the poll that waits here is superseded
+        box.wake = wake = asyncio.Event()
         try:
-            return await self._answer(box, lease, acknowledged)
+            box.acknowledge(acknowledged)
+            kept = list(box.kept)
+            for batch in kept:
+                yield batch
+            for _ in range(len(kept), min(num_batches, MAX_BATCHES)):
+                batch = await self._next(box, lease, wake)
+                yield batch
+                if not batch.number:
+                    return
         finally:
             box.num_polls -= 1
             box.silent_s = 0.0
 
-    async def _answer(self, box: Mailbox, lease: str, acknowledged: int) -> NewsBatch:
-        box.wake.set()  # the poll that waits here is superseded
-        box.wake = wake = asyncio.Event()
-        if box.batch is not None and box.batch.number != acknowledged:
-            return box.batch
-        box.batch = None
-        if not box.has_news:
+    async def _next(self, box: Mailbox, lease: str, wake: asyncio.Event) -> NewsBatch:
+        """A new batch, for the poll that `wake` belongs to; without news when another one came or none are made."""
+        if box.wake is wake and not box.has_news:
+            wake.clear()
             await _within(self._wait_s, wake)
         if box.wake is not wake or not box.has_news:
             return NewsBatch(self._replica_id)
         self._num_batches += 1
-        box.batch = NewsBatch(
-            self._replica_id, self._num_batches, box.take(self._max_batch_bytes), self._load_for(lease)
-        )
-        return box.batch
+        news = box.take(self._max_batch_bytes)
+        box.kept.append(NewsBatch(self._replica_id, self._num_batches, news, self._load_for(lease)))
+        return box.kept[-1]
 
 
 def reader_of(request: GenerationRequest) -> str:

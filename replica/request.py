@@ -114,12 +114,16 @@ class StreamNews:
     num_cached_tokens: int = 0
 
 
+MAX_BATCHES = 16
+"""Of one poll: it has become cheap then, and what a reader that suddenly falls behind has asked for is still little."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewsBatch:
-    """The answer to one poll: news of all streams of a lease, and the replica's newest load once.
+    """A part of the answer to a poll: news of all streams of a lease, and the replica's newest load once.
 
-    The next poll acknowledges `number`; until then the same batch is the answer. Numbers grow and are never used
-    twice by a replica; 0 is an answer without news, which isn't acknowledged.
+    The next poll acknowledges the `number` of the last one that arrived, and is given again what came after it. Numbers
+    grow and are never used twice by a replica; 0 is an answer without news, which isn't acknowledged.
     """
 
     replica_id: str

@@ -171,9 +171,9 @@ class ReplicaService:
             self._mailboxes.remove(stream)
             self._streams.end(stream, FinishReason.ABORT)
 
-    async def news(self, lease: str, acknowledged: int = 0) -> NewsBatch:
+    def news(self, lease: str, acknowledged: int = 0, num_batches: int = 1) -> AsyncGenerator[NewsBatch, None]:
         """What the requests of `lease` have to say: see `mailboxes.py`. For one reader a lease."""
-        return await self._mailboxes.poll(lease, acknowledged)
+        return self._mailboxes.poll(lease, acknowledged, num_batches)
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is, also one that is still on its way here. Idempotent."""

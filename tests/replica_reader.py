@@ -57,10 +57,14 @@ class ReplicaReader:
         finally:
             await call.cancel()
 
-    async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
+    async def _poll(
+        self, replica_id: str, lease: str, acknowledged: int, num_batches: int
+    ) -> AsyncGenerator[NewsBatch | None, None]:
         service = self._service()
         assert service is not None
-        return await service.news(lease, acknowledged)
+        async with aclosing(service.news(lease, acknowledged, num_batches)) as batches:
+            async for batch in batches:
+                yield batch
 
 
 _readers: WeakKeyDictionary[ReplicaService, ReplicaReader] = WeakKeyDictionary()

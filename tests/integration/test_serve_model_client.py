@@ -70,8 +70,11 @@ class Replica:
         async for message in ReplicaDeployment.submit(cast(Any, self), request):
             yield message
 
-    async def news(self, lease: str, acknowledged: int, pin: str | None = None) -> NewsBatch:
-        return await ReplicaDeployment.news(cast(Any, self), lease, acknowledged)
+    async def news(
+        self, lease: str, acknowledged: int, num_batches: int = 1, pin: str | None = None
+    ) -> AsyncIterator[NewsBatch]:
+        async for batch in ReplicaDeployment.news(cast(Any, self), lease, acknowledged, num_batches):
+            yield batch
 
     async def status(self, pin: str | None = None) -> dict[str, Any]:
         return {"replica_id": self._replica_id, **self._service.status()}

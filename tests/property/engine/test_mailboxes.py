@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from contextlib import aclosing
 from pathlib import Path
 
 from hypothesis import settings
@@ -34,8 +35,8 @@ TOKENIZER = _tokenizer()
 
 class MailboxMachine(RuleBasedStateMachine):
     """The naive model: of each stream a list of what was said and of what arrived, the second a beginning of the
-    first. `waiting` streams have not begun. Polls may wait, be lost on their way back, or be answered after a newer
-    one was sent."""
+    first. `waiting` streams have not begun. Polls may wait, be lost on their way back in part or as a whole, or be
+    answered after a newer one was sent. `unread`: what the newest poll has brought so far and nobody has read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,8 @@ class MailboxMachine(RuleBasedStateMachine):
         self.ended: set[str] = set()
         self.told_ended: set[str] = set()
         self.fetched: dict[str, asyncio.Event] = {}
-        self.polls: list[asyncio.Task[NewsBatch]] = []
+        self.polls: list[asyncio.Task[None]] = []
+        self.unread: list[NewsBatch] = []
         self.acknowledged = 0
         self.num_opened = 0
         self.next_token = 0
@@ -78,10 +80,11 @@ class MailboxMachine(RuleBasedStateMachine):
     def says(self, data: st.DataObject, end: bool) -> None:
         self._say(data.draw(st.sampled_from(sorted(self.open))), end)
 
-    @rule()
-    def polls_again(self) -> None:
-        """Whether or not an older one waits."""
-        self.polls.append(self.loop.create_task(self.boxes.poll("me", self.acknowledged)))
+    @rule(num_batches=st.integers(1, 4))
+    def polls_again(self, num_batches: int) -> None:
+        """Whether or not an older one is under way. A reader listens only to the poll that it sent last."""
+        self.unread = []
+        self.polls.append(self.loop.create_task(self._poll(num_batches, self.unread)))
 
     @rule()
     def waits(self) -> None:
@@ -93,21 +96,18 @@ class MailboxMachine(RuleBasedStateMachine):
         for poll in self.polls:
             poll.cancel()
         self.turn()
-        self.polls = []
+        self.polls, self.unread = [], []
 
-    @rule()
-    def reads_the_newest_answer(self) -> None:
-        """A reader listens only to the poll that it sent last."""
+    @rule(num=st.integers(1, 4))
+    def reads(self, num: int) -> None:
         self.turn()
-        if not self.polls or not self.polls[-1].done():
-            return
-        batch = self.polls[-1].result()
-        self.polls = []
-        if batch.number:
-            self.acknowledged = batch.number
-        for news in batch.news:
-            assert news.request_id not in self.waiting, "news before the first"
-            self._arrive(news.request_id, news.events)
+        for batch in self.unread[:num]:
+            if batch.number:
+                self.acknowledged = batch.number
+            for news in batch.news:
+                assert news.request_id not in self.waiting, "news before the first"
+                self._arrive(news.request_id, news.events)
+        del self.unread[:num]
 
     @invariant()
     def what_arrived_is_the_beginning_of_what_was_said(self) -> None:
@@ -121,8 +121,8 @@ class MailboxMachine(RuleBasedStateMachine):
         for name in list(self.waiting):
             self._begin(name)
         for _ in range(len(self.said) + 2):
-            self.polls_again()
-            self.reads_the_newest_answer()
+            self.polls_again(2)
+            self.reads(4)
         self.loses_all_answers()
         try:
             assert self.arrived == self.said
@@ -132,6 +132,11 @@ class MailboxMachine(RuleBasedStateMachine):
             assert len(self.boxes) == 0
         finally:
             self.loop.close()
+
+    async def _poll(self, num_batches: int, brought: list[NewsBatch]) -> None:
+        async with aclosing(self.boxes.poll("me", self.acknowledged, num_batches)) as batches:
+            async for batch in batches:
+                brought.append(batch)  # noqa: PERF401 - each at once
 
     def _say(self, name: str, end: bool = False) -> None:
         self.next_token = (self.next_token + 1) % 90

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from deployments.replica_news import ReplicaNews
 from replica.errors import BrimfulError, EngineFailure
@@ -46,10 +46,13 @@ class Call(AsyncIterator[StreamMessage]):
 
 
 class Site:
-    """`ReplicaNews` over polls that are answered with what they are told to. `asked`: (replica, acknowledged)."""
+    """`ReplicaNews` over polls that are answered with what they are told to. `asked`: (replica, acknowledged), and
+    `num_wanted` how many batches; a poll is over after one without news. `num_polls_open`: whose reader hasn't left."""
 
     def __init__(self, message_s: float = 0.0) -> None:
         self.asked: list[tuple[str, int]] = []
+        self.num_wanted: list[int] = []
+        self.num_polls_open = 0
         self.answers: dict[str, asyncio.Queue[NewsBatch | Exception | None]] = {}
         self.loads: list[LoadReport] = []
         self.news = ReplicaNews(self._poll, self.loads.append, known_error, message_s)
@@ -57,13 +60,23 @@ class Site:
     def answer(self, answer: NewsBatch | Exception | None, replica_id: str = "r0") -> None:
         self.answers.setdefault(replica_id, asyncio.Queue()).put_nowait(answer)
 
-    async def _poll(self, replica_id: str, lease: str, acknowledged: int) -> NewsBatch | None:
+    async def _poll(
+        self, replica_id: str, lease: str, acknowledged: int, num_batches: int
+    ) -> AsyncGenerator[NewsBatch | None, None]:
         assert lease == "me"
         self.asked.append((replica_id, acknowledged))
-        answer = await self.answers.setdefault(replica_id, asyncio.Queue()).get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        self.num_wanted.append(num_batches)
+        self.num_polls_open += 1
+        try:
+            for _ in range(num_batches):
+                answer = await self.answers.setdefault(replica_id, asyncio.Queue()).get()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                if answer is None or not answer.number:
+                    return
+        finally:
+            self.num_polls_open -= 1
 
     def open(self, request_id: str, taken_by: str | None = "r0", n: int = 1) -> tuple[Call, Stream]:
         call = Call()

@@ -8,7 +8,7 @@ import pytest
 
 from deployments import replica_news
 from replica.errors import EngineDead, EngineFailure
-from replica.request import FinishReason, NewsBatch, StreamMessage, TokenEvent
+from replica.request import MAX_BATCHES, FinishReason, NewsBatch, StreamMessage, TokenEvent
 from tests.unit.deployments.news_site import REPORT, STOP, Site, batch, news, turn
 
 
@@ -129,6 +129,50 @@ async def test_the_next_poll_is_sent_once_the_messages_of_all_batches_were_passe
             at_s.setdefault(replica_id, now() - began_s)
     assert at_s["r0"] >= 0.02
     assert at_s["r1"] >= 0.03
+
+
+async def test_a_reader_that_waits_for_its_batches_asks_for_ever_more_of_them_at_once() -> None:
+    site = Site()
+    _, a = site.open("a")
+    for number in range(1, 1 + 1 + 2 + 4 + 8 + MAX_BATCHES + 1):
+        await turn()
+        site.answer(batch(number, news("a", "x")))
+    await turn()
+    assert site.num_wanted == [1, 2, 4, 8, MAX_BATCHES, MAX_BATCHES]
+    assert [acknowledged for _, acknowledged in site.asked] == [0, 1, 3, 7, 15, 31]
+    assert len(a.texts) == 2 + 32
+
+
+async def test_a_reader_that_rests_longer_than_it_waits_asks_for_one_batch_at_a_time() -> None:
+    site = Site(message_s=0.02)
+    site.open("a")
+    for number in (1, 2, 3):
+        site.answer(batch(number, news("a", "x")))
+    while len(site.asked) < 4:
+        await asyncio.sleep(0.001)
+    assert site.num_wanted == [1, 1, 1, 1]
+
+
+async def test_a_reader_leaves_a_poll_when_nobody_is_open_there_any_more() -> None:
+    site = Site()
+    _, a = site.open("a")
+    site.answer(batch(1, news("a", "x")))
+    await turn()
+    site.answer(batch(2, news("a", "y", STOP)))
+    await turn()
+    assert (a.reading.done(), site.num_wanted, site.num_polls_open, site.news.num_open) == (True, [1, 2], 0, 1)
+
+
+async def test_a_poll_that_breaks_off_is_followed_by_one_that_acknowledges_what_came() -> None:
+    site = Site()
+    _, a = site.open("a")
+    site.answer(batch(1, news("a", "x")))
+    await turn()
+    site.answer(batch(2, news("a", "y")))
+    site.answer(None)
+    await turn()
+    assert (site.asked[-1], site.num_wanted) == (("r0", 2), [1, 2, 1])
+    assert a.texts == ["", "1", "x", "y"]
 
 
 async def test_a_replica_that_answers_no_poll_loses_its_streams() -> None:

@@ -67,7 +67,7 @@ async def test_the_call_says_the_first_token_and_later_ones_coalesce_while_no_po
         assert [len(event.token_ids) for event in first.events] == [1]
         over = asyncio.ensure_future(anext(call, None))
         await settled(service)
-        (rest,) = (await service.news("")).news
+        (rest,) = (await anext(service.news(""))).news
         assert (rest.request_id, [len(event.token_ids) for event in rest.events]) == ("r", [29])
         assert rest.events[0].finish_reason is FinishReason.LENGTH
         assert await over is None
@@ -76,7 +76,7 @@ async def test_the_call_says_the_first_token_and_later_ones_coalesce_while_no_po
 async def test_no_poll_tells_what_the_call_has_yet_to_say(factory: FakeFactory) -> None:
     async with running(small_config(), factory) as service, open_call(service, request_of("r", max_tokens=6)) as call:
         await settled(service)
-        polling = asyncio.ensure_future(service.news(""))
+        polling = asyncio.ensure_future(anext(service.news("")))
         first = await anext(call)
         assert [len(event.token_ids) for event in first.events] == [6]
         assert await anext(call, None) is None
@@ -105,7 +105,9 @@ async def test_the_call_of_a_request_stays_open_until_its_last_news_were_fetched
         await settled(service)
         await asyncio.sleep(0)
         assert not over.done()
-        while not [event for news in (await service.news("")).news for event in news.events if event.finish_reason]:
+        while not [
+            event for news in (await anext(service.news(""))).news for event in news.events if event.finish_reason
+        ]:
             pass
         assert await over is None
 
@@ -115,7 +117,7 @@ async def test_finished_streams_that_nobody_fetches_are_dropped_and_their_calls_
     async with running(config, factory) as service, open_call(service, request_of("r")) as call:
         await anext(call)
         assert await anext(call, None) is None
-        assert (await service.news("")).news == ()
+        assert (await anext(service.news(""))).news == ()
         assert (await answer(service, request_of("r"))).end().finish_reason is FinishReason.LENGTH
 
 
