@@ -15,10 +15,16 @@ from deployments.cli.cluster_process import ClusterSettings
 from deployments.cli.run_folder import MARKER, RunFolder
 from deployments.config import ServeConfig
 
-SERVE_ENVIRONMENT = {"RAY_SERVE_PROXY_USE_GRPC": "1", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1"}
-"""How Serve's proxy gets what an ingress process streams: by gRPC, which costs a third of a Ray object a message
-(`bench/http`). Without a limit, because one that is exceeded cuts the answer off; the largest bodies are ours to bound.
-What the user has set stays."""
+SERVE_ENVIRONMENT = {
+    "RAY_SERVE_PROXY_USE_GRPC": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""How Serve carries a token (`bench/http` measures it). Its proxy gets what an ingress process streams by gRPC, which
+costs a third of a Ray object a message; without a limit, because one that is exceeded cuts the answer off: the largest
+bodies are ours to bound. Our code runs on Serve's own event loop in each process, so that no message has to change
+threads: nothing of ours blocks that loop, what takes long is done elsewhere. What the user has set stays."""
 
 
 @dataclass(frozen=True, slots=True)

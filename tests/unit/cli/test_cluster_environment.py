@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli.cluster import _environment
+from deployments.cli.cluster import SERVE_ENVIRONMENT, _environment
 from deployments.cli.run_folder import RunFolder
 
 
@@ -21,10 +21,11 @@ def test_uvicorn_is_not_told_to_believe_what_clients_say_of_themselves(
     assert "FORWARDED_ALLOW_IPS" not in environment
 
 
-def test_answers_go_to_the_proxy_by_grpc_unless_the_user_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", SERVE_ENVIRONMENT)
+def test_serve_carries_tokens_the_cheapest_way_unless_the_user_says_otherwise(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAY_SERVE_PROXY_USE_GRPC", raising=False)
-    assert _environment(RunFolder(tmp_path), private=True)["RAY_SERVE_PROXY_USE_GRPC"] == "1"
-    monkeypatch.setenv("RAY_SERVE_PROXY_USE_GRPC", "0")
-    assert _environment(RunFolder(tmp_path), private=True)["RAY_SERVE_PROXY_USE_GRPC"] == "0"
+    monkeypatch.delenv(name, raising=False)
+    assert _environment(RunFolder(tmp_path), private=True)[name] == SERVE_ENVIRONMENT[name]
+    monkeypatch.setenv(name, "7")
+    assert _environment(RunFolder(tmp_path), private=True)[name] == "7"
