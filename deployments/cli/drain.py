@@ -45,7 +45,11 @@ class ServeApplication:
 
     def drain(self, deployment: str) -> list[dict[str, Any]] | None:
         try:
-            response = serve.get_deployment_handle(deployment, self._app_name).broadcast("drain")
+            handle = serve.get_deployment_handle(deployment, self._app_name)
+            if not handle.is_initialized:
+                # Whatever Serve's processes do: here is no event loop that its router could share.
+                handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
+            response = handle.broadcast("drain")
             answers = response.results(timeout_s=ASK_TIMEOUT_S, return_exceptions=True)
         except (TimeoutError, RayError, RayServeException) as error:
             logger.warning("%s didn't answer the drain: %s", deployment, error)
