@@ -15,8 +15,8 @@ from typing import Any
 
 from replica.errors import ModelNotFound, ModelUnsupported
 
-_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+# In transformers' order.
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _OTHERS = {"I64": 8, "I32": 4, "I16": 2}
@@ -65,9 +65,9 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises `ModelNotFound` naming the file that is missing or cut.
     """
-    for name in (_INDEX_FILES[0], _SINGLE_FILES[0], _INDEX_FILES[1], _SINGLE_FILES[1]):
+    for name in _WEIGHTS:
         if (folder / name).is_file():
-            files = _indexed_files(folder / name) if name in _INDEX_FILES else [folder / name]
+            files = _indexed_files(folder / name) if name.endswith(".json") else [folder / name]
             break
     else:
         raise ModelNotFound(
