@@ -158,7 +158,8 @@ def _fitting_shape(
     group: ShardGroup,
     record: Callable[[Runner], None] | None,
 ) -> ModelShape:
-    """Size the pool and the longest context by what the device can spare; `record` takes what captured steps take."""
+    """Size the pool and the longest context by what the device can spare; `record` takes what captured steps take. On
+    the CPU the packed weights to come count as if no published one were given up for them, which is the worst case."""
     device = next(model.parameters()).device
     block_size = config.block_size or backend.block_size
     shape = ModelShape(
