@@ -104,8 +104,8 @@ def _load(
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a checkpoint's weights take in one process. Where they are packed, they count twice, as published and packed:
-    the most that it can be, though layers that are rebuilt give theirs up one by one."""
+    """What a checkpoint's weights take in one process. Where they are packed, they count twice, as published and
+    packed: the most that it can be, though layers that are rebuilt give theirs up one by one."""
 
     files: list[Path]
     device: torch.device

@@ -28,9 +28,7 @@ _FILES = {
 
 
 @pytest.mark.parametrize("first", range(len(_FILES)))
-def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_read(
-    first: int, tmp_path: Path
-) -> None:
+def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_read(first: int, tmp_path: Path) -> None:
     (tmp_path / "part.safetensors").write_bytes(_SAFETENSORS)
     (tmp_path / "part.bin").write_bytes(b"")
     for name, (content, _) in list(_FILES.items())[first:]:
