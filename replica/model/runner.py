@@ -239,8 +239,7 @@ class Runner:
         for joined in plan.joined:
             self._sampler.join(joined)
         with device_errors(), torch.inference_mode():
-            logits = self.logits(plan)
-            return InFlight(plan, *self._sample(plan, logits), logits)
+            return InFlight(plan, *self._sample(plan, self.logits(plan)))
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the forward and return float32 logits [sum of num_logits, V], rows in plan order."""
