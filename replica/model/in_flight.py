@@ -10,6 +10,7 @@ from torch import Tensor
 
 from replica.errors import NonFiniteLogits
 from replica.model.api import OutOfDeviceMemory
+from replica.model.host_memory import is_out_of_memory
 from replica.model.transfers import HostCopy
 from replica.scheduler.plan import PENDING_TOKEN, StepPlan, StepResult
 
@@ -47,8 +48,3 @@ def device_errors() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfDeviceMemory(str(error).splitlines()[0] if str(error) else "out of memory") from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's CPU allocator raises an error of no kind of its own."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -33,8 +33,9 @@ from replica.model.cpu_compiler import is_first_start, use_threads
 from replica.model.cpu_threads import use_cpu_threads
 from replica.model.fused_layer import fuse_layers
 from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
+from replica.model.host_memory import is_out_of_memory
 from replica.model.huge_pages import Arena
-from replica.model.in_flight import InFlight, device_errors, is_out_of_memory
+from replica.model.in_flight import InFlight, device_errors
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
 from replica.model.kv_memory import SpareMemory, cpu_spare_memory, cuda_spare_memory, fit_pool
@@ -46,7 +47,7 @@ from replica.model.shard_group import ALONE, ShardGroup
 from replica.model.support import LayerShape, near_and_far, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.transfers import to_device
-from replica.model.weights import choose_device, load_weights
+from replica.model.weights import choose_device, load_weights, weights_fit
 from replica.model_card import ModelCard
 from replica.scheduler.plan import StepPlan
 
@@ -76,7 +77,8 @@ def load_runner(
     progress(f"loading the weights of {card.name} on {device}")
     model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
-    layers = self_test(model)
+    with weights_fit(card.name, device):
+        layers = self_test(model)
     if device.type == "cpu" and is_first_start():
         progress("compiling loops for this processor (once; half a minute)")
     if config.batch_invariant:
