@@ -44,7 +44,7 @@ from replica.model.linear import pack_linears, packed_bytes
 from replica.model.mask_probe import require_windows_in_calls
 from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
-from replica.model.support import LayerShape, near_and_far, pin_rope, self_test
+from replica.model.support import LayerShape, Probe, near_and_far, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.transfers import to_device
 from replica.model.weights import choose_device, load_weights, weights_fit
@@ -93,10 +93,7 @@ def load_runner(
         with torch.inference_mode():
             expected = warmup.dense_check(model, shape)
             if device.type == "cpu" and group.size == 1:
-                progress("packing the weights")
-                packed = Arena()
-                fuse_layers(model, layers, near_and_far(card.vocab_size, device, shape.max_model_len), packed)
-                pack_linears(model, packed)
+                _pack(model, layers, near_and_far(card.vocab_size, device, shape.max_model_len), progress)
         progress(
             f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
             f"contexts up to {shape.max_model_len} tokens"
@@ -111,6 +108,14 @@ def load_runner(
             if capture is not None:
                 runner.capture(capture, progress)
     return runner
+
+
+def _pack(model: PreTrainedModel, layers: list[LayerShape], probes: list[Probe], progress: Progress) -> None:
+    progress("packing the weights")
+    packed = Arena()
+    num_fused = fuse_layers(model, layers, probes, packed)
+    progress(f"{num_fused} of {len(layers)} layers run as compiled loops")
+    pack_linears(model, packed)
 
 
 def _backend(
