@@ -103,7 +103,7 @@ def load_runner(
         with torch.inference_mode():
             warmup.check_through_pool(runner, expected, model.config.model_type)
             if config.batch_invariant:
-                require_invariance(card.name, runner.logits, card.vocab_size, runner.shape.num_blocks)
+                require_invariance(card.name, runner.logits, runner.shape)
             runner.submit(warmup.peak_plan(runner.shape, scheduler)).result()
             if capture is not None:
                 runner.capture(capture, progress)
