@@ -20,7 +20,10 @@ from typing import Any
 
 from replica.scheduler.plan import StepPlan
 
-_EMBEDDINGS = ("embed", "wte.", "wpe.")
+_EMBEDDINGS = ("embed", "wte.")
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_POSITIONS = ("wpe.", "embed_positions", "position_embedding")
+"""Tables of which a token reads a row, never the output matrix."""
 _ROUTED = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -53,24 +56,42 @@ class StepLoad:
 class ModelLoad:
     """What a dense decoder costs: weights by which every token is multiplied (`body_weights`), those of the output
     matrix (`head_weights`), bytes of a weight, KV bytes of a token, and operations of one query on one key and its
-    value, all heads and layers together."""
+    value, all heads and layers together. In `windowed_share` of the layers a query sees the last `window` tokens."""
 
     body_weights: int
     head_weights: int
     weight_bytes: int
     kv_bytes_per_token: int
     ops_per_pair: int
+    window: int = 0
+    windowed_share: float = 0.0
 
     def of_step(self, plan: StepPlan) -> StepLoad:
         num_logits = sum(plan.num_logits)
-        contexts = sum(plan.starts) + len(plan.token_ids)
-        pairs = sum(start * n + n * (n + 1) // 2 for start, n in zip(plan.starts, plan.num_tokens, strict=True))
+        contexts, pairs = self._seen(plan)
         weights = self.body_weights + (self.head_weights if num_logits else 0)
         products = self.body_weights * len(plan.token_ids) + self.head_weights * num_logits
         return StepLoad(
             weights * self.weight_bytes + self.kv_bytes_per_token * (contexts + len(plan.token_ids)),
             2.0 * products + float(self.ops_per_pair) * pairs,
         )
+
+    def _seen(self, plan: StepPlan) -> tuple[float, float]:
+        """Keys that the rows see, each counted once, and pairs of a query and a key: means over the layers."""
+        keys = pairs = 0.0
+        for start, n in zip(plan.starts, plan.num_tokens, strict=True):
+            keys += start + n
+            pairs += _sum_to(start + n) - _sum_to(start)
+            if self.windowed_share:
+                keys -= self.windowed_share * max(start + 1 - self.window, 0)
+                hidden = _sum_to(max(start + n - self.window, 0)) - _sum_to(max(start - self.window, 0))
+                pairs -= self.windowed_share * hidden
+        return keys, pairs
+
+
+def _sum_to(number: int) -> int:
+    """1 + 2 + ... + number."""
+    return number * (number + 1) // 2
 
 
 def model_load(folder: Path, kv_bytes_per_token: int, weight_bytes: int = 4) -> ModelLoad:
@@ -84,18 +105,37 @@ def model_load(folder: Path, kv_bytes_per_token: int, weight_bytes: int = 4) -> 
         raise ValueError("the limits of a model with routed experts aren't known")
     shapes = _shapes(folder)
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    embedding = sum(size for name, size in matrices.items() if any(part in name for part in _EMBEDDINGS))
-    head = sum(size for name, size in matrices.items() if name.endswith("lm_head.weight"))
+    head = sum(size for name, size in matrices.items() if name.endswith(_HEADS))
+    positions = sum(size for name, size in matrices.items() if any(part in name for part in _POSITIONS))
+    embedding = sum(size for name, size in matrices.items() if _is_embedding(name))
     heads = config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // heads
+    window, windowed_share = _window(config)
     return ModelLoad(
-        body_weights=sum(matrices.values()) - embedding - head,
+        body_weights=sum(matrices.values()) - embedding - positions - head,
         head_weights=head or embedding,
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         # two products, each of head_size multiplications and additions
         ops_per_pair=4 * heads * head_size * config["num_hidden_layers"],
+        window=window,
+        windowed_share=windowed_share,
     )
+
+
+def _is_embedding(name: str) -> bool:
+    others = name.endswith(_HEADS) or any(part in name for part in _POSITIONS)
+    return not others and any(part in name for part in _EMBEDDINGS)
+
+
+def _window(config: dict[str, Any]) -> tuple[int, float]:
+    """Tokens of the window, and the share of the layers that have it: all, where the configuration doesn't say which,
+    since that makes the limit smaller."""
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return 0, 0.0
+    layers = config.get("layer_types")
+    return window, layers.count("sliding_attention") / len(layers) if layers else 1.0
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

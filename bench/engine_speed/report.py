@@ -11,7 +11,6 @@ from bench.engine_speed.rows import PREFILL, Row
 from bench.engine_speed.sides import OwnSide
 
 MIN_SHARE_OF_LIMIT = 0.6
-STRETCH_SHARE_OF_LIMIT = 0.7
 MAX_OUTSIDE_SHARE = 0.08
 OUTSIDE_SEQS = 64
 MIN_RATIO = {"vllm": 1.3, "transformers": 3.0}

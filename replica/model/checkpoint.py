@@ -15,8 +15,8 @@ from typing import Any
 
 from replica.errors import ModelNotFound, ModelUnsupported
 
-_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+# In transformers' order.
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _OTHERS = {"I64": 8, "I32": 4, "I16": 2}
@@ -25,7 +25,7 @@ _OTHERS = {"I64": 8, "I32": 4, "I16": 2}
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One entry of a safetensors header: its type there ("F32", "F8_E4M3", "U8", ...) and its shape."""
+    """One tensor of a file: its type in safetensors' words ("F32", "F8_E4M3", "U8", ...) and its shape."""
 
     name: str
     stored_as: str
@@ -65,9 +65,9 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises `ModelNotFound` naming the file that is missing or cut.
     """
-    for name in (_INDEX_FILES[0], _SINGLE_FILES[0], _INDEX_FILES[1], _SINGLE_FILES[1]):
+    for name in _WEIGHTS:
         if (folder / name).is_file():
-            files = _indexed_files(folder / name) if name in _INDEX_FILES else [folder / name]
+            files = _indexed_files(folder / name) if name.endswith(".json") else [folder / name]
             break
     else:
         raise ModelNotFound(
@@ -112,17 +112,41 @@ def read_header(file: Path) -> list[StoredTensor]:
 
 
 def loaded_bytes(files: list[Path], bytes_per_weight: int, *, expanded: bool) -> int:
-    """What the weights take in memory when every floating-point weight takes `bytes_per_weight`.
+    """What the weights take in memory when every floating-point weight takes `bytes_per_weight`. A pickled file that
+    doesn't show its tensors counts with its size.
 
     `expanded`: quantised ones are turned into such weights too, as transformers does where it can't compute them.
     """
     total = 0
     for file in files:
-        if file.suffix == ".safetensors":
-            total += sum(_tensor_bytes(tensor, bytes_per_weight, expanded) for tensor in read_header(file))
-        else:
+        tensors = read_header(file) if file.suffix == ".safetensors" else _pickled_tensors(file)
+        if tensors is None:
             total += file.stat().st_size
+        else:
+            total += sum(_tensor_bytes(tensor, bytes_per_weight, expanded) for tensor in tensors)
     return total
+
+
+def _pickled_tensors(file: Path) -> list[StoredTensor] | None:
+    """Types and shapes without the numbers; tensors that share their memory count once. None: they can't be seen so,
+    as in PyTorch's old format."""
+    import torch
+
+    try:
+        content = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+    except Exception:  # noqa: BLE001 - whatever damage leads to: loading it will say so
+        return None
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        return None
+    types = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    types |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3"}
+    found = {
+        (value.untyped_storage()._cdata, value.storage_offset(), value.shape): StoredTensor(
+            name, types.get(value.dtype, "U8"), tuple(value.shape)
+        )
+        for name, value in content.items()
+    }
+    return list(found.values())
 
 
 def _tensor_bytes(tensor: StoredTensor, bytes_per_weight: int, expanded: bool) -> int:

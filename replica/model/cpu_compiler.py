@@ -86,8 +86,9 @@ class _Kept:
 
 
 def is_first_start() -> bool:
-    """Nothing was compiled on this machine yet, by this version."""
-    return not Path(numba.config.CACHE_DIR).is_dir()  # type: ignore[attr-defined]  # set when it is imported
+    """Nothing that this version compiled is kept yet. The folder says nothing: it is made when loops are defined."""
+    folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]  # set when it is imported
+    return next(folder.rglob("*.nbi"), None) is None
 
 
 def use_threads(count: int) -> None:

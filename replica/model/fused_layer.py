@@ -212,15 +212,29 @@ def _fused(
     layer: nn.Module, shapes: list[LayerShape], space: tuple[Arena, Scratch], calls: Sequence[_Call]
 ) -> FusedLayer | None:
     """The layer rebuilt, or None when it isn't the common one."""
-    try:
-        shape = shapes[int(_part(layer, "self_attn", nn.Module).layer_idx)]
-        if any(call.kwargs["position_embeddings"][0].shape[-1] > shape.head_size for call in calls):
-            raise ValueError("it rotates more than its heads have")
-        fused = FusedLayer(layer, shape, *space)
-        is_same = [_gives_the_same(fused, call) for call in calls]
-    except (ValueError, TypeError, AttributeError, IndexError, KeyError):
+    index = getattr(getattr(layer, "self_attn", None), "layer_idx", None)
+    if not isinstance(index, int) or not 0 <= index < len(shapes):
         return None
-    return fused if is_same and all(is_same) else None
+    if not calls or not all(_is_usual(call, shapes[index]) for call in calls):
+        return None
+    try:
+        fused = FusedLayer(layer, shapes[index], *space)
+    except ValueError:
+        return None
+    return fused if all(_gives_the_same(fused, call) for call in calls) else None
+
+
+def _is_usual(call: _Call, shape: LayerShape) -> bool:
+    """The layer was given hidden states [1, T, H] and by name, for rotation, cosines and sines [1, T, R] of no more
+    than a head has."""
+    hidden, rotation = call.args[0] if call.args else None, call.kwargs.get("position_embeddings")
+    if not isinstance(hidden, Tensor) or not isinstance(rotation, tuple) or len(rotation) != 2:
+        return False
+    if not all(isinstance(table, Tensor) and table.dtype == torch.float32 for table in (hidden, *rotation)):
+        return False
+    sizes = [(*hidden.shape[:2], table.shape[-1]) for table in rotation]
+    fits = [tuple(table.shape) for table in rotation] == sizes and sizes[0] == sizes[1]
+    return hidden.ndim == 3 and len(hidden) == 1 and fits and sizes[0][-1] <= shape.head_size
 
 
 def _gives_the_same(fused: FusedLayer, call: _Call) -> bool:

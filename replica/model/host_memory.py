@@ -1,4 +1,5 @@
-"""How much memory this process may still take: what the machine has left, or its container, whichever is less.
+"""How much memory this process may still take: what the machine has left, or its container, whichever is less. And
+which errors say that there is no more.
 
 A container's limit doesn't show in the machine's numbers, and who passes it is killed without a word. Both versions
 of control groups are read, at every level from this process's own group up to the root that it sees:
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import torch
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -23,6 +25,11 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Bytes; 0 when a limit is passed already."""
     machine = psutil.virtual_memory().available - psutil.Process().memory_info().shared
     return max(min([machine, *_left_of_groups(proc, cgroups)]), 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the host or of a device. PyTorch's CPU allocator raises an error of no kind of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _left_of_groups(proc: Path, cgroups: Path) -> Iterator[int]:

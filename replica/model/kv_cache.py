@@ -3,9 +3,11 @@
     keys[layer]    [num_blocks, kv_heads, block_size, head_size]
     values[layer]  [num_blocks, kv_heads, block_size, value_size]
 
-Slot s is place s % block_size of block s // block_size. A block's content is meaningful up to the sequence's length;
-what follows is zero, never another owner's: `write` clears a block when a sequence enters it, so that kernels may read
-whole blocks and mask the tail, and non-finite values of a failed sequence reach nobody else.
+Slot s is place s % block_size of block s // block_size. A block's content is meaningful up to the sequence's length.
+What follows depends on the attention backend. Most read whole blocks and mask the tail, where 0 * NaN would be NaN:
+their writing (`write` here, Triton's own kernel) clears a block when a sequence enters it, so that what follows is zero
+and non-finite values of a failed sequence reach nobody else. `attention/pool.py`, the CPU's, clears nothing, another
+owner's values may follow, and it reads nothing beyond a context.
 """
 
 from __future__ import annotations

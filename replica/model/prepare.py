@@ -100,7 +100,7 @@ def _find_source(config: ModelConfig, root: Path, progress: Progress) -> _Source
         return _Source(folder.name, _key(folder.name, str(folder), _stamp(folder)), None, folder, None)
     if path.is_file() or path.is_absolute() or model.startswith((".", "~")):
         raise ModelNotFound(f"there is no model folder {model}; check --model")
-    hub_cache = Path(config.download_dir) / "hub" if config.download_dir else None
+    hub_cache = Path(config.download_dir).expanduser().absolute() / "hub" if config.download_dir else None
     snapshot = fetch_hub(model, config.revision, hub_cache, progress=progress)
     return _Source(
         model, _key(model.replace("/", "--"), str(snapshot), _stamp(snapshot)), config.revision, snapshot, None

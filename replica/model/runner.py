@@ -33,8 +33,9 @@ from replica.model.cpu_compiler import is_first_start, use_threads
 from replica.model.cpu_threads import use_cpu_threads
 from replica.model.fused_layer import fuse_layers
 from replica.model.graphs import CudaCapture, DecodeGraphs, GraphCapture, captured
+from replica.model.host_memory import is_out_of_memory
 from replica.model.huge_pages import Arena
-from replica.model.in_flight import InFlight, device_errors, is_out_of_memory
+from replica.model.in_flight import InFlight, device_errors
 from replica.model.inputs import build_inputs
 from replica.model.kv_cache import KVCache
 from replica.model.kv_memory import SpareMemory, cpu_spare_memory, cuda_spare_memory, fit_pool
@@ -43,10 +44,10 @@ from replica.model.linear import pack_linears, packed_bytes
 from replica.model.mask_probe import require_windows_in_calls
 from replica.model.sampler import Sampler
 from replica.model.shard_group import ALONE, ShardGroup
-from replica.model.support import LayerShape, near_and_far, pin_rope, self_test
+from replica.model.support import LayerShape, Probe, near_and_far, pin_rope, self_test
 from replica.model.tiles import require_dense_layers, require_invariance, tile_plans
 from replica.model.transfers import to_device
-from replica.model.weights import choose_device, load_weights
+from replica.model.weights import choose_device, load_weights, weights_fit
 from replica.model_card import ModelCard
 from replica.scheduler.plan import StepPlan
 
@@ -76,7 +77,8 @@ def load_runner(
     progress(f"loading the weights of {card.name} on {device}")
     model = load_weights(card, config, device, group.size)
     progress("testing the model under paged attention")
-    layers = self_test(model)
+    with weights_fit(card.name, device):
+        layers = self_test(model)
     if device.type == "cpu" and is_first_start():
         progress("compiling loops for this processor (once; half a minute)")
     if config.batch_invariant:
@@ -91,10 +93,7 @@ def load_runner(
         with torch.inference_mode():
             expected = warmup.dense_check(model, shape)
             if device.type == "cpu" and group.size == 1:
-                progress("packing the weights")
-                packed = Arena()
-                fuse_layers(model, layers, near_and_far(card.vocab_size, device, shape.max_model_len), packed)
-                pack_linears(model, packed)
+                _pack(model, layers, near_and_far(card.vocab_size, device, shape.max_model_len), progress)
         progress(
             f"allocating {shape.num_blocks} KV blocks of {shape.block_size} tokens; "
             f"contexts up to {shape.max_model_len} tokens"
@@ -104,11 +103,19 @@ def load_runner(
         with torch.inference_mode():
             warmup.check_through_pool(runner, expected, model.config.model_type)
             if config.batch_invariant:
-                require_invariance(card.name, runner.logits, card.vocab_size, runner.shape.num_blocks)
+                require_invariance(card.name, runner.logits, runner.shape)
             runner.submit(warmup.peak_plan(runner.shape, scheduler)).result()
             if capture is not None:
                 runner.capture(capture, progress)
     return runner
+
+
+def _pack(model: PreTrainedModel, layers: list[LayerShape], probes: list[Probe], progress: Progress) -> None:
+    progress("packing the weights")
+    packed = Arena()
+    num_fused = fuse_layers(model, layers, probes, packed)
+    progress(f"{num_fused} of {len(layers)} layers run as compiled loops")
+    pack_linears(model, packed)
 
 
 def _backend(
@@ -158,7 +165,8 @@ def _fitting_shape(
     group: ShardGroup,
     record: Callable[[Runner], None] | None,
 ) -> ModelShape:
-    """Size the pool and the longest context by what the device can spare; `record` takes what captured steps take."""
+    """Size the pool and the longest context by what the device can spare; `record` takes what captured steps take. On
+    the CPU the packed weights to come count as if no published one were given up for them, which is the worst case."""
     device = next(model.parameters()).device
     block_size = config.block_size or backend.block_size
     shape = ModelShape(
@@ -238,8 +246,7 @@ class Runner:
         for joined in plan.joined:
             self._sampler.join(joined)
         with device_errors(), torch.inference_mode():
-            logits = self.logits(plan)
-            return InFlight(plan, *self._sample(plan, logits), logits)
+            return InFlight(plan, *self._sample(plan, self.logits(plan)))
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the forward and return float32 logits [sum of num_logits, V], rows in plan order."""

@@ -175,20 +175,3 @@ def _invert(cumulated: Tensor, uniform: Tensor) -> Tensor:
     # Rounding could let u * whole reach whole itself; the largest double below it keeps the place inside.
     goal = torch.minimum(uniform[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
     return torch.searchsorted(cumulated, goal, right=True).squeeze(-1)
-
-
-def next_token_logprobs(
-    logits: Tensor, next_tokens: Sequence[int | None], num_top: int
-) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each of the positions `logits` [P, V]: the log-probability of its next token (NaN where the next token isn't
-    known yet) and the `num_top` best tokens with theirs, best first."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    top = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
-    values, indices = top.values.tolist(), top.indices.tolist()
-    return [
-        (
-            float("nan") if token is None else float(logprobs[place, token]),
-            list(zip(indices[place], values[place], strict=True)),
-        )
-        for place, token in enumerate(next_tokens)
-    ]

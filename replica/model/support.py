@@ -24,6 +24,7 @@ from replica.errors import ModelUnsupported
 from replica.model.attention import interface
 from replica.model.attention.interface import AttentionCall, attention_step, masked_softmax_attention
 from replica.model.convert import first_line
+from replica.model.host_memory import is_out_of_memory
 
 _SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _PROBE_LENGTHS = (7, 5)
@@ -177,9 +178,9 @@ def self_test(model: PreTrainedModel) -> list[LayerShape]:
         model.set_attn_implementation(interface.ATTENTION_NAME)
         try:
             logits = probe.run(model, step)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelUnsupported(f"{name} can't run with paged attention: {first_line(error)}") from error
     if sorted(step.layers) != list(range(text.num_hidden_layers)):
         raise ModelUnsupported(
@@ -196,9 +197,9 @@ def _dense_probe(model: PreTrainedModel, probe: Probe) -> Tensor:
     """What `probe.run` should give."""
     try:
         dense = torch.cat([dense_logits(model, tokens) for tokens in probe.sequences])
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelUnsupported(f"transformers can't run {model.config.model_type} here: {first_line(error)}") from error
     return dense[probe.order[1:]]
 

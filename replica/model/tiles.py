@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from replica.errors import ModelUnsupported
+from replica.model.api import ModelShape
 from replica.scheduler.plan import StepPlan
 
 # A multiple of 32, so that element-wise kernels have no remainder that another code path computes.
@@ -56,32 +57,63 @@ def require_dense_layers(model: PreTrainedModel) -> None:
         )
 
 
-def require_invariance(name: str, logits: Callable[[StepPlan], Tensor], vocab_size: int, spare_block: int) -> None:
+def require_invariance(name: str, logits: Callable[[StepPlan], Tensor], shape: ModelShape) -> None:
     """Run one token at every place of a tile, among different neighbours: its logits must not differ in one bit.
 
-    Raises `ModelUnsupported` when they do: then the kernels of this machine can't promise it.
+    The token stands in its third block, at two places at a time; its neighbours' contexts grow from tile to tile, from
+    nothing to four blocks. They lie in the spare block and, where a block is full, in the token's own first two. Raises
+    `ModelUnsupported` when the logits differ: then the kernels of this machine can't promise it.
     """
     generator = torch.Generator().manual_seed(1)
+    size, spare = shape.block_size, shape.num_blocks
+    start = min(2 * size + size // 2, shape.num_blocks * size - 1, shape.max_model_len - 1)
+    mine = list(range(start // size + 1))
+    filled = ((start, mine), (min(size, shape.max_model_len), [spare]))
+    logits(_contexts([(count, table) for count, table in filled if count], shape.vocab_size, generator))
+    shared, most = [*mine[:2], spare, spare], min(4 * size, shape.max_model_len) - 1
     wanted: Tensor | None = None
-    for place in range(TILE):
-        token_ids = torch.randint(0, vocab_size, (TILE,), generator=generator).tolist()
-        token_ids[place] = 1
-        plan = StepPlan(
-            step=0,
-            seq_ids=list(range(TILE)),
-            lanes=[0] * TILE,
-            starts=[0] * TILE,
-            num_tokens=[1] * TILE,
-            block_tables=[[0] if other == place else [spare_block] for other in range(TILE)],
-            samples=[False] * TILE,
-            num_logits=[1] * TILE,
-            output_index=[0] * TILE,
-            token_ids=token_ids,
-        )
-        found = logits(plan)[place].clone()
-        wanted = found if wanted is None else wanted
-        if not torch.equal(found, wanted):
+    for place in range(TILE // 2):
+        longest = most * place // (TILE // 2 - 1)
+        starts = torch.randint(longest // 2, longest + 1, (TILE,), generator=generator).tolist()
+        tables = [[*shared[: at // size], spare] for at in starts]
+        token_ids = _random_tokens(TILE, shape.vocab_size, generator)
+        places = [place, place + TILE // 2]
+        for one in places:
+            starts[one], tables[one], token_ids[one] = start, mine, 1
+        found = logits(_step(starts, tables, [1] * TILE, token_ids, num_logits=1))[places]
+        wanted = found[:1] if wanted is None else wanted
+        if not torch.equal(found, wanted.expand_as(found)):
             raise ModelUnsupported(
                 f"{name} can't be batch-invariant on this machine: a token's logits change with its place in the step; "
                 "set --num-threads 1 or leave --batch-invariant off"
             )
+
+
+def _contexts(rows: list[tuple[int, list[int]]], vocab_size: int, generator: torch.Generator) -> StepPlan:
+    """Random sequences from their beginnings on: how many tokens, and their blocks."""
+    counts, tables = [count for count, _ in rows], [table for _, table in rows]
+    return _step([0] * len(rows), tables, counts, _random_tokens(sum(counts), vocab_size, generator), num_logits=0)
+
+
+def _random_tokens(count: int, vocab_size: int, generator: torch.Generator) -> list[int]:
+    found: list[int] = torch.randint(0, vocab_size, (count,), generator=generator).tolist()
+    return found
+
+
+def _step(
+    starts: list[int], tables: list[list[int]], counts: list[int], token_ids: list[int], num_logits: int
+) -> StepPlan:
+    """A step of rows that sample nothing."""
+    nothing = [0] * len(starts)
+    return StepPlan(
+        step=0,
+        seq_ids=list(range(len(starts))),
+        lanes=nothing,
+        starts=starts,
+        num_tokens=counts,
+        block_tables=tables,
+        samples=[False] * len(starts),
+        num_logits=[num_logits] * len(starts),
+        output_index=nothing,
+        token_ids=token_ids,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, ResourceError, SettingError
 from replica.model import checkpoint
 from replica.model.convert import first_line, quiet_transformers, read_model_config, readable_errors
-from replica.model.host_memory import available_bytes
+from replica.model.host_memory import available_bytes, is_out_of_memory
 from replica.model.linear import can_pack
 from replica.model.quantization import require_computable_quantization
 from replica.model.tensor_parallel.sharding import require_shardable
@@ -63,18 +65,27 @@ def load_weights(card: ModelCard, config: ModelConfig, device: torch.device, num
     expanded = require_computable_quantization(model_config, device)
     _require_room(card.name, _Room(checkpoint.weight_files(folder), device, expanded, num_shards), dtype)
     try:
-        with quiet_transformers(), readable_errors(str(folder)):
+        with quiet_transformers(), readable_errors(str(folder)), weights_fit(card.name, device):
             model, report = _load(folder, model_config, dtype, device, num_shards)
     except OSError as error:
         raise ModelNotFound(f"the weights in {folder} can't be read: {first_line(error)}") from error
-    except MemoryError as error:
-        raise ResourceError(
-            f"the weights of {card.name} don't fit the memory of {device}; choose a smaller model or --dtype bfloat16"
-        ) from error
     _require_complete(card.name, report)
     model.requires_grad_(False)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+@contextmanager
+def weights_fit(name: str, device: torch.device) -> Iterator[None]:
+    """Around what only the weights may have left no memory for."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"the weights of {name} don't fit the memory of {device}; choose a smaller model or --dtype bfloat16"
+        ) from error
 
 
 def _load(
@@ -84,27 +95,25 @@ def _load(
     where: dict[str, Any] = {"device_map": {"": device}}
     if num_shards > 1:
         where = {"distributed_config": DistributedConfig(tp_size=num_shards)}
-    try:
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the report, whose names the error lacks
-            **where,
-        )
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(str(error)) from error
+    found: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation="eager",
+        trust_remote_code=False,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are in the report, whose names the error lacks
+        **where,
+    )
     model, report = found
     return model, report
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a checkpoint's weights take in one process."""
+    """What a checkpoint's weights take in one process. Where they are packed, they count twice, as published and
+    packed: the most that it can be, though layers that are rebuilt give theirs up one by one."""
 
     files: list[Path]
     device: torch.device

@@ -49,8 +49,8 @@ class StepPlan:
     length >= 1); `block_tables` (live append-only lists: position p lies in block `table[p // block_size]`; only the
     entries that this chunk needs are meaningful now); `samples` (this chunk closes the gap: sample one token from
     its last position); `num_logits` (how many last positions of the chunk need logits: 1 when it samples, 0 when
-    not, more for prompt logprobs); `output_index` (which output token of its sequence the row samples: the number of
-    the draw). Per step: `token_ids` (flat, sum of `num_tokens`); `joined` and `left` (lanes taken and given back
+    not, more in checks at the start); `output_index` (which output token of its sequence the row samples: the number
+    of the draw). Per step: `token_ids` (flat, sum of `num_tokens`); `joined` and `left` (lanes taken and given back
     since the last plan; `left` first); `token_masks` (row -> allowed-token bitmask, 1 bit a token, little-endian,
     ceil(vocab / 8) bytes). What a mask allows depends on every token before, so a sequence with masks is left out of
     a plan while its last token is pending: such a row never has a `PENDING_TOKEN`. The split of tokens into
@@ -111,14 +111,11 @@ class StepResult:
     scheduler, which plans and reports with them: make new ones each step and change none afterwards.
 
     `failed_rows` maps a row to an error code of `replica/errors.py` (non-finite logits, a row that fails alone): its
-    token is meaningless. `logprobs`: row -> for each position with logits, the log-probability of the next token and
-    the top alternatives as (token id, logprob), best first; absent unless asked for.
-    """
+    token is meaningless."""
 
     step: int
     token_ids: list[int]
     failed_rows: dict[int, str] = field(default_factory=dict)
-    logprobs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ def copy(tmp_path: Path) -> Path:
             copied.parent.mkdir(parents=True, exist_ok=True)
             copied.write_text("", encoding="utf-8")
             (copied.parent / "README.md").write_text("What lives here.\n", encoding="utf-8")
-    for border in ("replica/model/api.py", "replica/model_card.py", "replica/metrics.py", "router/serve_router.py"):
+    contract = [f"replica/model/{name}.py" for name in ("api", "fake", "late")]
+    for border in (*contract, "replica/model_card.py", "replica/metrics.py", "router/serve_router.py"):
         (tmp_path / border).write_text("", encoding="utf-8")
     return tmp_path
 
@@ -117,6 +118,8 @@ def test_import_gate_lets_the_allowed_imports_be(wired: Path) -> None:
             "torch and transformers only under replica.model",
         ),
         ("replica/scheduler/planted.py", "import replica.model.planted_runner\n", "load no torch"),
+        ("replica/model/fake.py", "import replica.model.planted_runner\n", "load no torch"),
+        ("replica/model/late.py", "import replica.model.planted_runner\n", "load no torch"),
         (
             "replica/scheduler/planted.py",
             "import replica.model.planted_runner\n",

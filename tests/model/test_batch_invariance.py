@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from replica.config import ModelConfig, SchedulerConfig
 from replica.errors import ModelUnsupported
+from replica.model.api import ModelShape
+from replica.model.attention.backend import AttentionBackend
+from replica.model.attention.interface import AttentionCall, AttentionStep
+from replica.model.inputs import IntArray, StepLayout
+from replica.model.kv_cache import KVCache
 from replica.model.runner import Runner, load_runner
 from replica.model.tiles import TILE, require_dense_layers, require_invariance, tile_plans
 from replica.request import SamplingParams
@@ -115,8 +121,67 @@ def test_kernels_that_mix_rows_are_refused() -> None:
         return (tokens + tokens.sum() * 1e-6)[:, None]
 
     with pytest.raises(ModelUnsupported, match="can't be batch-invariant on this machine"):
-        require_invariance("m", mixing, 100, 7)
+        require_invariance("m", mixing, ModelShape(7, 16, 100, 200, ()))
     require_dense_layers(make_model("llama"))
+
+
+@dataclass(slots=True)
+class _Harmed:
+    """A backend whose attention of every token with a context of its own is off in the last bits, by how long another
+    context of the step is."""
+
+    backend: AttentionBackend
+    other: Callable[[IntArray], int]
+
+    @property
+    def block_size(self) -> int:
+        return self.backend.block_size
+
+    def prepare(self, layout: StepLayout, cache: KVCache) -> AttentionStep:
+        step = self.backend.prepare(layout, cache)
+        factor = 1.0 + 1e-6 * self.other(layout.context_lens)
+        return _HarmedStep(step, torch.where(torch.from_numpy(layout.context_lens) > 1, factor, 1.0)[:, None, None])
+
+
+@dataclass(slots=True)
+class _HarmedStep:
+    step: AttentionStep
+    factors: torch.Tensor
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return self.step.attend(call) * self.factors
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda lens: lens.max(), lambda lens: lens.min(), lambda lens: lens.sum()],
+    ids=["longest", "least", "sum"],
+)
+def test_attention_that_sees_its_neighbours_contexts_is_refused(
+    runner: Runner, other: Callable[[IntArray], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.inference_mode():
+        require_invariance("m", runner.logits, runner.shape)
+        monkeypatch.setattr(runner, "_backend", _Harmed(runner._backend, other))
+        with pytest.raises(ModelUnsupported, match="a token's logits change with its place in the step"):
+            require_invariance("m", runner.logits, runner.shape)
+
+
+@pytest.mark.parametrize(("num_blocks", "max_model_len"), [(1, 4), (1, 1), (2, 40), (64, 20), (64, 33)])
+def test_small_pools_and_short_contexts_are_tested_within_their_bounds(num_blocks: int, max_model_len: int) -> None:
+    shape, block_size = ModelShape(num_blocks, 16, 100, max_model_len, ()), 16
+    tested: list[int] = []
+
+    def logits(plan: StepPlan) -> torch.Tensor:
+        for start, count, table in zip(plan.starts, plan.num_tokens, plan.block_tables, strict=True):
+            assert count > 0 and start + count <= max_model_len
+            assert len(table) >= -(-(start + count) // block_size)
+            assert 0 <= min(table) <= max(table) <= num_blocks
+        tested.extend(start for start, token in zip(plan.starts, plan.token_ids, strict=False) if token == 1)
+        return torch.ones(len(plan.token_ids), 100)
+
+    require_invariance("m", logits, shape)
+    assert min(2 * 16 + 8, num_blocks * 16 - 1, max_model_len - 1) in tested
 
 
 @pytest.mark.slow

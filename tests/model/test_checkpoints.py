@@ -160,6 +160,30 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
         load(card, tmp_path)
 
 
+def _take_all_memory(*_args: Any, **_kwargs: Any) -> Any:
+    torch.empty(1 << 58)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "replica.model.weights.AutoModelForCausalLM.from_pretrained",
+        "replica.model.support.dense_logits",
+        "replica.model.support.ProbeStep.attend",
+    ],
+    ids=["loading", "the dense forward", "the packed forward"],
+)
+def test_memory_that_ends_while_weights_are_loaded_or_tested_is_told_as_that(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = save_tiny("llama", tmp_path)
+    monkeypatch.setattr(where, _take_all_memory)
+    line = "the weights of llama don't fit the memory of cpu; choose a smaller model or --dtype bfloat16"
+    with pytest.raises(ResourceError) as caught:
+        load(card, tmp_path)
+    assert caught.value.message == line
+
+
 _QUANTISED: dict[str, tuple[dict[str, Any], str, str]] = {
     "awq": ({"bits": 4, "group_size": 128, "zero_point": True}, "gptqmodel", "gptqmodel"),
     "gptq": ({"bits": 4, "group_size": 128}, "gptqmodel", "optimum"),

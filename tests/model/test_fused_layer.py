@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from replica.config import ModelConfig, SchedulerConfig
 from replica.model.attention.interface import attention_step
 from replica.model.fused_layer import FusedLayer, fuse_layers
 from replica.model.huge_pages import Arena
+from replica.model.runner import load_runner
 from replica.model.support import Probe, ProbeStep, near_and_far, self_test
-from tests.model.tiny_models import VOCAB_SIZE, make_model
+from tests.model.tiny_models import VOCAB_SIZE, make_model, save_tiny
 
 _CPU = torch.device("cpu")
 
@@ -51,6 +55,40 @@ def test_layers_of_another_shape_stay_as_they_are(family: str, why: str) -> None
     count, before, after = _fused(family, **changes)
     assert count == 0, why
     assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize(("family", "count"), [("llama", 3), ("qwen3", 0)])
+def test_a_start_says_how_many_layers_are_rebuilt(family: str, count: int, tmp_path: Path) -> None:
+    card, said = save_tiny(family, tmp_path), list[str]()
+    config = ModelConfig(model=str(tmp_path), device="cpu", num_blocks=16, block_size=8)
+    load_runner(card, config, SchedulerConfig(4, 16), progress=said.append).close()
+    assert [line for line in said if "compiled loops" in line] == [f"{count} of 3 layers run as compiled loops"]
+
+
+def _narrow(rotation: Any) -> Any:
+    return rotation[0], rotation[1][..., :8]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda _: None, _narrow, lambda pair: pair[:1], lambda pair: torch.stack(pair), lambda pair: (*pair, pair[0])],
+    ids=["nothing", "sines of other sizes", "cosines alone", "one tensor", "three tables"],
+)
+def test_layers_that_are_given_another_rotation_stay_as_they_are(change: Callable[[Any], Any]) -> None:
+    model = make_model("llama")
+    shapes, probe = self_test(model), Probe(VOCAB_SIZE, _CPU)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(_with_rotation(change), with_kwargs=True)
+        layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with torch.inference_mode():
+        assert fuse_layers(model, shapes, [probe], Arena()) == 0
+
+
+def _with_rotation(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    def changed(_layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "position_embeddings": change(kwargs["position_embeddings"])}
+
+    return changed
 
 
 def test_steps_of_changing_size_share_their_scratch_and_leave_nothing_in_it() -> None:

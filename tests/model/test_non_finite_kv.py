@@ -16,6 +16,11 @@ from tests.fake_replica import EngineDriver
 from tests.model.tiny_models import save_tiny
 from tests.model.wrapped_runner import WrappedRunner
 
+BACKENDS: dict[str, dict[str, object]] = {
+    "pool": {"attention_backend": "pool"},
+    "gather": {"attention_backend": "gather"},
+    "tiles": {"batch_invariant": True},
+}
 PROMPT = tuple(3 + i * 7 % 100 for i in range(40))
 
 
@@ -39,10 +44,10 @@ class SickRunner(WrappedRunner):
             tensor[blocks] = float("nan")
 
 
-def driver_of(folder: Path, *, batch_invariant: bool) -> tuple[EngineDriver, SickRunner]:
+def driver_of(folder: Path, backend: str) -> tuple[EngineDriver, SickRunner]:
     """Prompts take three steps; the pool holds one and a half of the requests, so that blocks are used again."""
     card = save_tiny("llama", folder)
-    model = ModelConfig(model=str(folder), device="cpu", num_blocks=6, block_size=8, batch_invariant=batch_invariant)
+    model = ModelConfig(model=str(folder), device="cpu", num_blocks=6, block_size=8, **BACKENDS[backend])  # type: ignore[arg-type]
     config = EngineConfig(model=model, scheduler=SchedulerConfig(4, 16), check_invariants=True)
     runner = SickRunner(load_runner(card, config.model, config.scheduler, progress=lambda line: None))
     return EngineDriver(config, runner), runner
@@ -55,11 +60,9 @@ def generate(driver: EngineDriver, request_id: str, prompt: tuple[int, ...] = PR
     return driver.tokens[request_id, 0]
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_kv_that_went_bad_mid_prefill_fails_one_request_and_harms_no_later_one(
-    tmp_path: Path, batch_invariant: bool
-) -> None:
-    driver, runner = driver_of(tmp_path, batch_invariant=batch_invariant)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kv_that_went_bad_mid_prefill_fails_one_request_and_harms_no_later_one(tmp_path: Path, backend: str) -> None:
+    driver, runner = driver_of(tmp_path, backend)
     runner.is_sick = True
     driver.submit(GenerationRequest("sick", PROMPT, SamplingParams(max_tokens=6, temperature=0.0)))
     driver.step()
@@ -70,16 +73,15 @@ def test_kv_that_went_bad_mid_prefill_fails_one_request_and_harms_no_later_one(
     after = generate(driver, "same prompt")
     assert driver.ends["same prompt", 0] == [FinishReason.LENGTH]
     assert after == generate(driver, "from the cache now")
-    healthy, _ = driver_of(tmp_path / "healthy", batch_invariant=batch_invariant)
+    healthy, _ = driver_of(tmp_path / "healthy", backend)
     assert after == generate(healthy, "r")
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_non_finite_values_left_in_a_freed_block_never_reach_its_next_owner(
-    tmp_path: Path, batch_invariant: bool
-) -> None:
-    """0 * NaN is NaN even where attention is masked: a block is cleared when a sequence enters it."""
-    driver, runner = driver_of(tmp_path, batch_invariant=batch_invariant)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_finite_values_left_in_a_freed_block_never_reach_its_next_owner(tmp_path: Path, backend: str) -> None:
+    """0 * NaN is NaN even where attention is masked: a block is cleared when a sequence enters it, or nothing is read
+    beyond a context."""
+    driver, runner = driver_of(tmp_path, backend)
     prompts = [PROMPT[: 3 + 5 * i] for i in range(7)]
     clean = [generate(driver, f"clean {i}", prompt) for i, prompt in enumerate(prompts)]
     for number, prompt in enumerate(prompts):

@@ -3,6 +3,10 @@ again, is compiled anew."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from pickle import UnpicklingError
 
 import pytest
@@ -63,3 +67,24 @@ def test_a_full_disk_keeps_nothing_and_half_an_index_is_begun_anew(caplog: pytes
     assert "can't be kept in a folder: [Errno 28] No space left on device" in caplog.text
     _Kept(half).save_overload("loop")
     assert (full.kept, half.kept) == ([], ["emptied", "loop"])
+
+
+_COMPILES_ONE_LOOP = """
+import numpy
+from replica.model.cpu_compiler import is_first_start
+from replica.model.cpu_kernels import silu_times
+print(is_first_start())
+silu_times(0, *numpy.empty((3, 0), dtype=numpy.float32))
+print(is_first_start())
+"""
+
+
+def test_only_the_first_process_on_a_machine_says_that_nothing_is_compiled(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", _COMPILES_ONE_LOOP], env=environment, check=True, capture_output=True, text=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert said == [["True", "False"], ["False", "False"]]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from replica.config import ModelConfig
 from replica.errors import ModelNotFound, ModelUnsupported, SettingError, StartupError
+from replica.model.api import Progress
 from replica.model.fetch import check_sha256
 from replica.model.prepare import main, prepare
 from replica.model_card import ModelCard, TextBundle
@@ -41,6 +42,23 @@ def test_a_folders_card_says_what_its_files_say(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(Path(card.folder) / "tokenizer.json"))
     assert tokenizer.encode("w0 </s> w3").ids == [4, 2, 7]
     assert (Path(card.folder) / "LICENSE").read_text() == "free"
+
+
+def test_a_home_folder_in_the_download_dir_is_found_for_the_hub_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path | None] = []
+
+    def fetch_hub(model: str, revision: str | None, cache_dir: Path | None, *, progress: Progress) -> Path:
+        asked.append(cache_dir)
+        return save_checkpoint(tmp_path / "snapshot")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("replica.model.prepare.fetch_hub", fetch_hub)
+    config = ModelConfig(model="someone/some-model", download_dir="~/models")
+    card = prepare(config, progress=lambda _: None)
+    assert asked == [tmp_path / "models" / "hub"]
+    assert Path(card.folder).parent == tmp_path / "models" / "models"
 
 
 def test_without_a_generation_config_the_defaults_are_neutral(tmp_path: Path) -> None:

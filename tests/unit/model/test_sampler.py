@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replica.model.sampler import Sampler, next_token_logprobs, uniform_draws
+from replica.model.sampler import Sampler, uniform_draws
 from replica.request import SamplingParams
 from replica.scheduler.plan import JoinedSequence, StepPlan
 
@@ -190,14 +189,3 @@ def test_logits_beyond_the_vocabulary_are_never_chosen() -> None:
     sampler.join(JoinedSequence(0, 0, _params(temperature=0.0), 0, 0))
     tokens, _ = sampler.sample(torch.tensor([[0.0, 2.0, 1.0, 0.0, 99.0]]), _plan(1), [0])
     assert tokens.tolist() == [1]
-
-
-def test_logprobs_name_the_next_token_and_the_best() -> None:
-    logits = torch.log(torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25]]))
-    first, second = next_token_logprobs(logits, [2, None], 2)
-    assert first[0] == pytest.approx(math.log(0.3))
-    assert [token for token, _ in first[1]] == [1, 2]
-    assert math.isnan(second[0])
-    token, logprob = second[1][0]
-    assert token == 0
-    assert logprob == pytest.approx(math.log(0.5))

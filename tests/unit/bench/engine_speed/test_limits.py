@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_rows_share_the_weights_but_not_the_work() -> None:
     assert MODEL.of_step(plan) == StepLoad(1100 * 4 + 8 * (10 + 2 + 3), 2.0 * (1000 * 3 + 100 * 2) + 16.0 * (10 + 3))
 
 
+def test_layers_with_a_window_see_and_read_no_more_than_it() -> None:
+    windowed = replace(MODEL, window=4, windowed_share=0.25)
+    decode = make_plan(0, [Row(0, 9, [7], [0])])
+    # 4 of 10 keys in a quarter of the layers
+    assert windowed.of_step(decode) == StepLoad(1100 * 4 + 8 * (8.5 + 1), 2.0 * 1100 + 16.0 * 8.5)
+    chunk = make_plan(0, [Row(0, 2, [1, 2, 3], [0, 1])])
+    # queries at 2, 3 and 4 see 3 + 4 + 5 keys of 5; within the window 3 + 4 + 4, and all 5 are read
+    assert windowed.of_step(chunk) == StepLoad(1100 * 4 + 8 * (5 + 3), 2.0 * (1000 * 3 + 100) + 16.0 * 11.75)
+    short = make_plan(0, [Row(0, 0, [1, 2, 3], [0])])
+    assert windowed.of_step(short) == MODEL.of_step(short)
+
+
 def test_the_slower_of_moving_and_computing_is_the_limit() -> None:
     limits = MachineLimits(bandwidth=100.0, rate=1000.0)
     assert StepLoad(200.0, 1000.0).floor_s(limits) == 2.0
@@ -66,6 +79,39 @@ def test_an_output_matrix_of_its_own_takes_the_embeddings_place(tmp_path: Path) 
     save_model(tmp_path, {**SHAPES, "lm_head.weight": [40, 8]}, {**CONFIG, "head_dim": 16})
     found = model_load(tmp_path, 32)
     assert (found.body_weights, found.head_weights, found.ops_per_pair) == (224, 320, 4 * 2 * 16)
+
+
+def test_an_output_matrix_with_embed_in_its_name_is_no_embedding(tmp_path: Path) -> None:
+    body = {name: shape for name, shape in SHAPES.items() if "embed" not in name}
+    save_model(tmp_path, {**body, "gpt_neox.embed_in.weight": [50, 8], "embed_out.weight": [40, 8]}, CONFIG)
+    found = model_load(tmp_path, 32)
+    assert (found.body_weights, found.head_weights) == (224, 320)
+
+
+@pytest.mark.parametrize("table", ["transformer.wpe.weight", "model.decoder.embed_positions.weight"])
+def test_a_table_of_positions_is_multiplied_by_nothing(table: str, tmp_path: Path) -> None:
+    save_model(tmp_path, {**SHAPES, table: [30, 8]}, CONFIG)
+    found = model_load(tmp_path, 32)
+    assert (found.body_weights, found.head_weights) == (224, 400)
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "share"),
+    [
+        ({}, 0, 0.0),
+        ({"sliding_window": None}, 0, 0.0),
+        ({"sliding_window": 7}, 7, 1.0),
+        ({"sliding_window": 7, "use_sliding_window": False}, 0, 0.0),
+        ({"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"] * 2}, 7, 0.5),
+        ({"sliding_window": 7, "layer_types": ["full_attention"]}, 7, 0.0),
+    ],
+)
+def test_windows_are_those_of_the_configuration(
+    settings: dict[str, object], window: int, share: float, tmp_path: Path
+) -> None:
+    save_model(tmp_path, SHAPES, {**CONFIG, **settings})
+    found = model_load(tmp_path, 32)
+    assert (found.window, found.windowed_share) == (window, share)
 
 
 def test_a_model_with_experts_is_refused(tmp_path: Path) -> None:
