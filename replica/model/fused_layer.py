@@ -12,6 +12,7 @@ original on a probe.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from replica.model.attention.interface import AttentionCall, attend, attention_s
 from replica.model.huge_pages import Arena
 from replica.model.linear import PackedPair, PackedWeight, can_pack
 from replica.model.support import LayerShape, Probe
+
+logger = logging.getLogger(__name__)
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -219,9 +222,13 @@ def _fused(
         return None
     try:
         fused = FusedLayer(layer, shapes[index], *space)
+        is_same = all(_gives_the_same(fused, call) for call in calls)
     except ValueError:
         return None
-    return fused if all(_gives_the_same(fused, call) for call in calls) else None
+    except (TypeError, AttributeError, IndexError, KeyError):  # another shape in a way that nobody foresaw, or our bug
+        logger.exception("layer %d stays as it is", index)
+        return None
+    return fused if is_same else None
 
 
 def _is_usual(call: _Call, shape: LayerShape) -> bool:
