@@ -74,7 +74,8 @@ class RouterState:
     # The router's side.
 
     def choose(self, request: RouteRequest, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Decision:
-        """Rank `replica_ids` for the request and enter it in the ledger at the winner.
+        """Rank `replica_ids` for the request and enter it in the ledger at the winner. They are to come sorted: several
+        policies go by places, and `explain` looks at them in that order.
 
         Those in `exclude` (they just failed it) and those that fail everything (`router/health.py`) are left out,
         unless that leaves nobody. Raises `Unavailable` when there are no replicas.
