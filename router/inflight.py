@@ -106,19 +106,20 @@ class InflightLedger:
             changed, self._changed = self._changed, set()
             return changed
 
-    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> None:
+    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> bool:
         """A decision fell; so much of the prompt is expected in the cache there. A request sent again (retry, continued
-        stream) moves: it is open at one replica only."""
+        stream) moves: it is open at one replica only. False: it has ended meanwhile, and nothing was opened."""
         with self._lock:
             self._forget_ended(now)
             if request.request_id in self._ended:
-                return
+                return False
             self._remove(request.request_id)
             output_tokens = request.expected_output_tokens(self._expected_output_tokens)
             num_prompt = request.num_prompt_tokens
             entry = _Entry(replica_id, request.n, num_prompt, output_tokens, max(1, num_prompt - cached_tokens), now)
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
+            return True
 
     def replica_of(self, request_id: str) -> str | None:
         """Where the request was sent, taken there or not; None before the decision and after the end."""

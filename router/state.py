@@ -91,8 +91,9 @@ class RouterState:
             self.policy.chose(winner)
             cached_tokens = matched.num_of(winner) * self._looked_at.block_size_of(winner)
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
-            self.ledger.sent(request, winner, now, cached_tokens)
             self.health.chosen(request.request_id, winner)
+            if not self.ledger.sent(request, winner, now, cached_tokens):
+                self.health.ended(request.request_id)  # its caller gave up while this was decided
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._counters.decided(decision, time.perf_counter() - started_s, len(self.ledger))
@@ -116,6 +117,7 @@ class RouterState:
     def routed(self, request_id: str, replica_id: str) -> None:
         """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
         self.ledger.routed(request_id, replica_id)
+        self.health.routed(request_id, replica_id)
 
     def released(self, request_id: str, replica_id: str) -> None:
         """Serve's call to `replica_id` is over. A second way out of the ledger beside `ended`."""
