@@ -26,7 +26,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
-from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -81,7 +81,7 @@ async def _explained(models: Mapping[str, ServedModel], edge: Edge, request: Req
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
     decision, request, config = explanation.decision, explanation.request, explanation.config
-    most = nlargest(MAX_LISTED, explanation.matched.items(), key=lambda holder: holder[1])
+    most = islice(explanation.matched.items(), MAX_LISTED)
     listed = [
         _candidate(candidate, explanation.weights, explanation.now_s)
         for candidate in explanation.candidates[:MAX_LISTED]
