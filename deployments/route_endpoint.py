@@ -1,8 +1,11 @@
 """`POST <prefix>/route`: which replica a request would be sent to now, and why. For `brimful route`.
 
 The body is that of a chat or of a completion with one prompt, told apart by `messages` and `prompt`. Nothing is
-generated and nothing is remembered: the decisions that come next are those that would come without it. Like `/status`
-it shows load to anybody who reaches the service. It answers while the service drains, and 503 while a model loads.
+generated and nothing is remembered: the decisions that come next are those that would come without it. It answers
+while the service drains, and 503 while a model loads.
+
+Who may ask is `ingress.limits_from` (`sender_check.py`), not anybody who reaches the service: which blocks of a guessed
+prompt are cached tells what others have asked, and the costs and scores tell it as well as the numbers of blocks.
 
 An ingress process decides with what it knows itself: reports that reached it, and of what was sent since only its own
 requests. So the answer names the ingress that gave it; the next question may reach another, which may answer otherwise.
@@ -39,6 +42,7 @@ from deployments.error_map import http_error
 from deployments.generation import Edge
 from deployments.http_body import ClientLeft, read_body
 from deployments.openai_schema import CompletionRequest, parse_either
+from deployments.sender_check import check_sender
 from deployments.served_model import ServedModel
 from replica.errors import BrimfulError, InvalidRequest
 from router.explain import Candidate, Explanation
@@ -54,6 +58,7 @@ def explained_route(prefix: str, models: Mapping[str, ServedModel], edge: Edge, 
 
     async def answer(request: Request) -> Response:
         try:
+            check_sender(request, edge.settings.limits_from, "decisions", "explained")
             in_flight.enter()
             try:
                 return JSONResponse({"ingress": ingress_id, **await _explained(models, edge, request)})

@@ -16,9 +16,10 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from deployments.cli.limits import change_limits, fetch_limits, given_limits, show_limits
 from deployments.config import IngressSettings, ModelSettings
 from deployments.limited_replicas_fake import FakeLimitedReplicas
-from deployments.limits_endpoint import MAX_BODY_BYTES, PROXY_HEADERS, LimitsOfModel, limits_routes
+from deployments.limits_endpoint import MAX_BODY_BYTES, LimitsOfModel, limits_routes
 from deployments.live_limits import LiveLimits
 from deployments.model_client_fake import FakeModelClient
+from deployments.sender_check import PROXY_HEADERS
 from deployments.served_model import ServedModel
 from replica.config import SchedulerConfig
 from replica.errors import BrimfulError, InvalidRequest, SettingError, UnknownModel

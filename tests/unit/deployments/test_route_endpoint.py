@@ -45,15 +45,15 @@ class Asked(Site):
             routes=[explained_route("/", {"m": self.model}, self.edge, "i1")], exception_handlers=ERROR_HANDLERS
         )
 
-    async def post(self, body: object) -> httpx.Response:
+    async def post(self, body: object, host: str = "127.0.0.1", **headers: str) -> httpx.Response:
         if self._loaded:
             await self.model.load()
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.http() as client:
-            return await client.post("/route", content=content)
+        async with self.http(host) as client:
+            return await client.post("/route", content=content, headers=headers)
 
-    def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url="http://service", transport=httpx.ASGITransport(self.app))
+    def http(self, host: str = "127.0.0.1") -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url="http://service", transport=httpx.ASGITransport(self.app, client=(host, 1)))
 
 
 async def told(here: Asked, **more: Any) -> dict[str, Any]:
@@ -161,6 +161,26 @@ async def test_what_is_refused_is_named(body: object, status: int, words: str) -
     answer = await Asked(max_body_bytes=10_000).post(body)
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits_from", "host", "headers", "status"),
+    [
+        ("this-machine", "127.0.0.1", {}, 200),
+        ("this-machine", "10.0.0.7", {}, 403),
+        ("this-machine", "127.0.0.1", {"origin": "http://page.example"}, 403),
+        ("this-machine", "127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, 403),
+        ("anywhere", "10.0.0.7", {"origin": "http://page.example"}, 200),
+        ("nowhere", "127.0.0.1", {}, 403),
+    ],
+)
+async def test_what_is_cached_is_told_to_those_only_who_may_change_limits(
+    limits_from: str, host: str, headers: dict[str, str], status: int
+) -> None:
+    answer = await Asked(limits_from=limits_from).post({"model": "m", "prompt": PROMPT}, host, **headers)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["message"].startswith("decisions can")
 
 
 async def test_while_the_model_loads_and_without_replicas_it_is_503_and_while_draining_it_answers() -> None:
