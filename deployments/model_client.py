@@ -47,6 +47,10 @@ class ModelClient(Protocol):
         """The replica to which the request was sent, whether it has taken it or not. None: to nobody yet."""
         ...
 
+    def last_replica_of(self, request_id: str) -> str | None:
+        """The same, but also when its call is over and said nothing: then where it went, until `forget`."""
+        ...
+
     def forget(self, request_id: str) -> None:
         """The stream has ended for good: take it out of this router's ledger. Idempotent."""
         ...

@@ -90,6 +90,9 @@ class FakeModelClient:
     def replica_of(self, request_id: str) -> str | None:
         return self.sent_to.get(request_id)
 
+    def last_replica_of(self, request_id: str) -> str | None:
+        return self.replica_of(request_id)
+
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)
 

@@ -129,6 +129,9 @@ class ServeModelClient:
     def replica_of(self, request_id: str) -> str | None:
         return self.state.replica_of(request_id)
 
+    def last_replica_of(self, request_id: str) -> str | None:
+        return self.state.last_replica_of(request_id)
+
     def forget(self, request_id: str) -> None:
         self._hashes.pop(request_id, None)
         self.state.ended(request_id)

@@ -105,9 +105,9 @@ class BrimfulRouter(RequestRouter):
         route = pending_request.kwargs.get("route")
         if route is None:
             return
-        state, request_id, unique_id = self._state, route.request_id, replica_id.unique_id
-        state.routed(request_id, unique_id)
-        result.add_done_callback(lambda _: state.released(request_id, unique_id))
+        state = self._state
+        state.routed(route, replica_id.unique_id)
+        result.add_done_callback(lambda _: state.released(route))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A call found the actor dead. Serve's next update may still list it: it is remembered until one doesn't."""

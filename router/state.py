@@ -114,14 +114,14 @@ class RouterState:
                 scope = Scope(self.config, len(running), matched, self._peers)
                 return explained(self.policy, request, views, now, scope)
 
-    def routed(self, request_id: str, replica_id: str) -> None:
+    def routed(self, request: RouteRequest, replica_id: str) -> None:
         """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
-        self.ledger.routed(request_id, replica_id)
-        self.health.routed(request_id, replica_id)
+        if self.ledger.routed(request, replica_id):
+            self.health.routed(request.request_id, replica_id)
 
-    def released(self, request_id: str, replica_id: str) -> None:
-        """Serve's call to `replica_id` is over. A second way out of the ledger beside `ended`."""
-        self.ledger.released(request_id, replica_id)
+    def released(self, request: RouteRequest) -> None:
+        """Serve's call for this very `request` is over. A second way out of the ledger beside `ended`."""
+        self.ledger.released(request)
 
     def retain(self, replica_ids: Collection[str], metrics_addresses: Mapping[str, str] | None = None) -> None:
         """These replicas exist; everything known of others is forgotten, and their late reports are ignored.
@@ -202,6 +202,10 @@ class RouterState:
     def replica_of(self, request_id: str) -> str | None:
         """Where the request was sent, taken there or not; None before the decision and after the end."""
         return self.ledger.replica_of(request_id)
+
+    def last_replica_of(self, request_id: str) -> str | None:
+        """The same, but also when Serve's call is over and nothing was heard of it: then where it went."""
+        return self.ledger.last_replica_of(request_id)
 
     def reports(self) -> list[LoadReport]:
         """The newest report of every running replica that has spoken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -87,6 +88,22 @@ async def test_a_call_that_is_no_request_leaves_the_ledger_alone(router: Brimful
     router.update_replicas(replicas(router, "a", "b"))
     assert sorted(await ranked(router, call())) == ["a", "b"]
     assert len(router._state.ledger) == 0
+
+
+async def test_a_call_that_ends_late_leaves_the_next_try_at_the_same_replica_in_the_ledger(
+    router: BrimfulRouter,
+) -> None:
+    router.update_replicas(replicas(router, "a"))
+    at, calls, ends = ReplicaID(unique_id="a", deployment_id=router._deployment_id), [], []
+    for _ in range(2):
+        calls.append(call(route=request("r")))
+        ends.append(Future[None]())
+        await ranked(router, calls[-1])
+        router.on_request_routed(calls[-1], at, ends[-1])
+    ends[0].set_result(None)
+    assert router._state.replica_of("r") == "a"
+    ends[1].set_result(None)
+    assert (router._state.replica_of("r"), router._state.last_replica_of("r")) == (None, "a")
 
 
 async def pinned(router: BrimfulRouter, replica_id: str) -> str:

@@ -29,8 +29,9 @@ def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
 
 
 def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
-    winner = state.choose(request("r"), ["a", "b", "c"]).replica_id
-    state.routed("r", winner)
+    sent = request("r")
+    winner = state.choose(sent, ["a", "b", "c"]).replica_id
+    state.routed(sent, winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
     assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0)}
@@ -283,7 +284,8 @@ def test_a_decision_that_was_under_way_when_its_request_ended_is_no_trial(state:
 def test_a_trial_that_serve_routes_elsewhere_is_followed_by_another(state: RouterState, clock: Clock) -> None:
     eject(state, "a")
     clock.now_s += FIRST_S
-    assert state.choose(request("r"), ["a"]).replica_id == "a"
-    state.routed("r", "b")
+    trial = request("r")
+    assert state.choose(trial, ["a"]).replica_id == "a"
+    state.routed(trial, "b")
     clock.now_s += FIRST_S
     assert state.health.candidates("abc") == "abc"
