@@ -16,6 +16,9 @@ requests. So the answer names the ingress that gave it; the next question may re
     prompt_tokens, output_tokens   of the request: to be computed, and expected
     prompt_blocks, cached_blocks   full blocks of the prompt; replica -> how many leading ones lie in its prefix cache,
                                    for at most `MAX_LISTED` replicas, and `num_caching` says how many hold any
+    session_by                     under `session_affinity` what the place goes by: the `session` that the request names
+                                   (`prompt_cache_key`), its `prompt`, or the `request`: one that names none and whose
+                                   prompt is shorter than a block may go anywhere, also elsewhere than told here
     num_replicas, num_looked_at    that run, and of these the candidates of this decision
     settings, routers              what the scores depend on; what is known of other routers, as `router/peers.py` says
     candidates                     best first, at most `MAX_LISTED`; last those that a filter kept out (`kept_out_by`)
@@ -102,6 +105,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "prompt_blocks": len(request.block_hashes),
         "cached_blocks": dict(most),
         "num_caching": len(explanation.matched),
+        "session_by": explanation.session_by,
         "num_replicas": explanation.num_replicas,
         "num_looked_at": len(explanation.candidates),
         "settings": {

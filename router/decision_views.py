@@ -91,8 +91,8 @@ class DecisionViews:
             rng.setstate(dice)
 
     def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> str | None:
-        """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
-        of a kind, so that they are found again before any report tells of them."""
+        """Where the session or, without one, the prompt's beginning belongs while nobody is known to hold that: there
+        all routers send the first ones of a kind, so that they are found again before any report tells of them."""
         if not (self._has_homes and request.block_hashes and replica_ids):
             return None
         if matched.most >= min(SESSION_BLOCKS, len(request.block_hashes)):

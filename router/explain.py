@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.peers import PeerEstimate
 from router.policy import Policy, Scored
 from router.scorers.cost_s import CostParts, CostS, cost_parts
+from router.shortlist import session_by
 from router.types import Decision, ReplicaView, RouteRequest
 
 
@@ -52,6 +53,12 @@ class Explanation:
     def num_output_tokens(self) -> int:
         """That all sequences of the request together are expected to make."""
         return self.request.expected_output_tokens(self.config.expected_output_tokens)
+
+    @property
+    def session_by(self) -> str | None:
+        """What a session policy goes by: see `router/shortlist.py`. By the `request` itself means by an id that it gets
+        when it is sent, so that this explanation's place is only one of those where it may go."""
+        return session_by(self.request) if self.config.policy == "session_affinity" else None
 
 
 class Scope(NamedTuple):

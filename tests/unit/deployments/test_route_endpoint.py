@@ -133,6 +133,19 @@ async def test_every_policy_explains_itself(policy: str) -> None:
     assert why(answer).endswith(".") and shown(answer)
 
 
+async def test_what_names_a_session_goes_to_one_place_and_what_names_none_is_told_to_go_anywhere() -> None:
+    here = Asked(router="session_affinity")
+    told_of = [await told(here, prompt=[7] * length, prompt_cache_key="talk") for length in (1, 40, 80)]
+    assert len({answer["replica"] for answer in told_of}) == 1
+    assert [answer["session_by"] for answer in told_of] == ["session"] * 3
+    assert why(told_of[0]).startswith(f"session_affinity: {told_of[0]['replica']} is where the session belongs")
+    assert (await told(here, prompt=[7] * 40))["session_by"] == "prompt"
+    short = await told(here, prompt=[7])
+    assert short["session_by"] == "request"
+    assert f"so it may go anywhere: to {short['replica']}, or to another one" in why(short)
+    assert (await told(Asked(), prompt_cache_key="talk"))["session_by"] is None
+
+
 async def test_of_very_many_replicas_a_bounded_number_is_listed() -> None:
     here = Asked(*[f"r{i}" for i in range(1000)])
     answer = await told(here)
