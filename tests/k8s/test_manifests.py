@@ -16,11 +16,9 @@ from deployments.app import INGRESS_MARGIN_S, SHUTDOWN_MARGIN_S
 from deployments.cli.cluster import SERVE_ENVIRONMENT
 from deployments.config import ServeConfig
 from deployments.serve_file import load_serve_config
-from tests.k8s.overlays import KUBECTL, OVERLAYS, ROOT, container, head, manifests, only, workers
+from tests.k8s.overlays import OVERLAYS, ROOT, container, head, manifests, only, workers
 
 NODE_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-
-pytestmark = pytest.mark.skipif(KUBECTL is None, reason="kubectl isn't installed")
 
 
 @pytest.fixture(params=OVERLAYS)
