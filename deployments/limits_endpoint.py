@@ -30,6 +30,7 @@ from deployments.limited_replicas import Limits
 from deployments.live_limits import LiveLimits
 from deployments.sender_check import check_sender
 from deployments.served_model import ServedModel
+from deployments.shared_rounds import SharedRounds
 from replica.errors import BrimfulError, InvalidRequest, SettingError, UnknownModel
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,13 @@ class LimitsChange(BaseModel):
 
 
 def limits_routes(models: Sequence[LimitsOfModel], settings: IngressSettings) -> list[Route]:
+    async def all_limits() -> dict[str, Any]:
+        return {"models": [_shown(entry, *await entry.limits.ask()) for entry in models]}
+
+    rounds = SharedRounds(all_limits)
+
     async def show(_: Request) -> Response:
-        return JSONResponse({"models": [_shown(entry, *await entry.limits.ask()) for entry in models]})
+        return JSONResponse(await rounds.answer())
 
     async def change(request: Request) -> Response:
         try:

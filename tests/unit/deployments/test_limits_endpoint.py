@@ -58,6 +58,14 @@ class Site:
 HALF = {"model": "small", "limits": {"max_num_batched_tokens": 32}}
 
 
+async def test_many_who_ask_at_once_cost_two_rounds() -> None:
+    site = Site("small")
+    async with site.client() as client:
+        answers = await asyncio.gather(*(client.get("/limits") for _ in range(40)))
+    assert len({answer.content for answer in answers}) == 1
+    assert site.replicas["small"].calls == [("small-1", "limits"), ("small-2", "limits")] * 2
+
+
 async def test_limits_are_shown_for_all_models_with_start_and_range() -> None:
     async with Site().client() as client:
         models = (await client.get("/limits")).json()["models"]
