@@ -172,7 +172,7 @@ class IngressSettings(Settings):
     max_continuations: int = Field(default=2, ge=0, le=8, description="replicas an answer may lose and still go on")
     continuation_wait_s: float = Field(default=15.0, ge=0, le=600, description="for another replica at most, seconds")
     limits_from: Literal["this-machine", "anywhere", "nowhere"] = Field(
-        default="this-machine", description="clients that may change limits (POST /limits)"
+        default="this-machine", description="clients that may POST to /limits and /route"
     )
     tokenizer_threads: int = Field(default=2, ge=1, le=64, description="threads that tokenize, beside the event loop")
 

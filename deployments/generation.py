@@ -38,7 +38,7 @@ from deployments.leases import Leases
 from deployments.open_call import OpenCall
 from deployments.openai_responses import Answer
 from deployments.served_model import ServedModel
-from replica.errors import BodyTooLarge, BrimfulError, EngineFailure, QueueFull
+from replica.errors import BodyTooLarge, BrimfulError, QueueFull
 from replica.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -157,8 +157,6 @@ class GenerationEndpoint:
         while came := await call.read():
             for number, message in came:
                 collector.feed(number, message)
-        if not collector.complete:
-            raise EngineFailure("the replica ended the request before its end")
         await reply.whole(200, {}, collector.body())
 
     async def _stream(self, call: OpenCall, answer: Answer, reply: Reply) -> None:
@@ -172,7 +170,7 @@ class GenerationEndpoint:
                 await reply.part(part, more=True)
                 came = await call.read()
             if not stream.ended:
-                raise EngineFailure("the replica ended the request before its end")
+                raise sse.broken_off()
         except Exception as error:  # noqa: BLE001 - after a 200 every error is an event
             self._edge.metrics.stream_failed(self._route)
             await reply.part(stream.fail(_known(error)), more=True)

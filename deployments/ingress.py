@@ -45,6 +45,7 @@ from deployments.routes import ERROR_HANDLERS, model_routes
 from deployments.serve_logging import log_through_serve
 from deployments.serve_model_client import ServeModelClient
 from deployments.served_model import ServedModel
+from deployments.shared_rounds import SharedRounds
 from replica.metrics import Metrics
 from replica.metrics_server import serve_metrics
 from router.metrics import ROUTER_METRICS
@@ -67,6 +68,8 @@ class Ingress:
         self._models = [self._served(index, handle, machine) for index, handle in enumerate(handles)]
         limits = [LiveLimits(ServeLimitedReplicas(handle), self._id) for handle in handles]
         self._limits = [LimitsOfModel(*pair) for pair in zip(self._models, limits, strict=True)]
+        self._status_rounds = SharedRounds(self._whole_status)
+        self._target_rounds = SharedRounds(self._all_targets)
         self._edge = Edge(
             settings=config.ingress,
             leases=Leases(f"{self._id}-{secrets.token_hex(4)}", time.monotonic),
@@ -146,12 +149,15 @@ class Ingress:
         return {**await self.describe(), "in_flight": in_flight.count, "max_in_flight": in_flight.limit}
 
     async def _status(self, _: Request) -> Response:
+        return JSONResponse(await self._status_rounds.answer())
+
+    async def _whole_status(self) -> dict[str, Any]:
         asked = self._peers.ask("status"), *(model.client.ask_all("status") for model in self._models)
         ingress, *groups = await asyncio.gather(*asked)
         if self._id not in [process["replica_id"] for process in ingress]:
             ingress.append(await self.status())
         models = [_model_status(model, replicas) for model, replicas in zip(self._models, groups, strict=True)]
-        return JSONResponse({"state": self._state(), "models": models, "ingress": ingress})
+        return {"state": self._state(), "models": models, "ingress": ingress}
 
     def _state(self) -> str:
         if self._edge.in_flight.draining:
@@ -159,12 +165,15 @@ class Ingress:
         return "ready" if all(model.ready for model in self._models) else "starting"
 
     async def _targets(self, _: Request) -> Response:
+        return JSONResponse(await self._target_rounds.answer())
+
+    async def _all_targets(self) -> list[dict[str, Any]]:
         targets = [
             _target(address, "ingress") for address in await self._peers.metrics_addresses(self._metrics_address)
         ]
         for model in self._models:
             targets += [_target(address, "replica") for address in model.client.metrics_addresses()]
-        return JSONResponse(targets)
+        return targets
 
 
 def _model_status(model: ServedModel, replicas: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,18 +8,14 @@ limits that aren't named their start values. The answer is that of GET, for this
 nothing anywhere; a replica that fell silent between the two rounds is in `silent` and gets it later. A change that lost
 against one through another ingress process at the same time is answered with 503.
 
-Who may POST is `ingress.limits_from`. By default clients on the machine where the request entered, and no browser:
-a web page can make one send requests to 127.0.0.1, and browsers name the page in `Origin`. What came through a proxy
-is refused wherever it came from: whom a proxy names isn't believed. A proxy that sets none of `PROXY_HEADERS` (nginx's
-bare proxy_pass, socat, ssh -R) can't be told from a client on its machine: behind one, set `limits_from: nowhere`.
+Who may POST is `ingress.limits_from`: see `sender_check.py`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
@@ -32,14 +28,14 @@ from deployments.error_map import http_error
 from deployments.http_body import ClientLeft, read_body
 from deployments.limited_replicas import Limits
 from deployments.live_limits import LiveLimits
+from deployments.sender_check import check_sender
 from deployments.served_model import ServedModel
-from replica.errors import BrimfulError, Forbidden, InvalidRequest, SettingError, UnknownModel
+from deployments.shared_rounds import SharedRounds
+from replica.errors import BrimfulError, InvalidRequest, SettingError, UnknownModel
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4096
-PROXY_HEADERS = ("x-forwarded-for", "x-real-ip", "forwarded", "via")
-LimitsFrom = Literal["this-machine", "anywhere", "nowhere"]
 
 
 class LimitsOfModel(NamedTuple):
@@ -59,12 +55,17 @@ class LimitsChange(BaseModel):
 
 
 def limits_routes(models: Sequence[LimitsOfModel], settings: IngressSettings) -> list[Route]:
+    async def all_limits() -> dict[str, Any]:
+        return {"models": [_shown(entry, *await entry.limits.ask()) for entry in models]}
+
+    rounds = SharedRounds(all_limits)
+
     async def show(_: Request) -> Response:
-        return JSONResponse({"models": [_shown(entry, *await entry.limits.ask()) for entry in models]})
+        return JSONResponse(await rounds.answer())
 
     async def change(request: Request) -> Response:
         try:
-            check_sender(request, settings.limits_from)
+            check_sender(request, settings.limits_from, "limits", "changed")
             body = await read_body(request.scope, request.receive, MAX_BODY_BYTES, settings.body_timeout_s)
             return JSONResponse(await _changed(models, parse_change(body)))
         except SettingError as error:
@@ -75,20 +76,6 @@ def limits_routes(models: Sequence[LimitsOfModel], settings: IngressSettings) ->
             return Response(status_code=499)
 
     return [Route("/limits", show, methods=["GET"]), Route("/limits", change, methods=["POST"])]
-
-
-def check_sender(request: Request, limits_from: LimitsFrom) -> None:
-    """Raises `Forbidden`, with what would allow it."""
-    if limits_from == "anywhere":
-        return
-    if limits_from == "nowhere":
-        raise Forbidden("limits can't be changed here: ingress.limits_from is nowhere")
-    if "origin" in request.headers:
-        raise Forbidden("limits can't be changed by a web page, unless ingress.limits_from is anywhere")
-    if through := next((name for name in PROXY_HEADERS if name in request.headers), None):
-        raise Forbidden(f"limits can't be changed through a proxy ({through}), unless ingress.limits_from is anywhere")
-    if not _is_this_machine(request.client.host if request.client else ""):
-        raise Forbidden("limits can be changed only from the machine itself, unless ingress.limits_from is anywhere")
 
 
 def parse_change(body: bytes) -> LimitsChange:
@@ -133,15 +120,6 @@ def find_one(models: Sequence[LimitsOfModel], change: LimitsChange) -> LimitsOfM
 
 def _shown(entry: LimitsOfModel, found: list[Limits], silent: list[str]) -> dict[str, Any]:
     return {"name": entry.model.name, "route": entry.model.settings.route, "replicas": found, "silent": silent}
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def _refused(error: BrimfulError) -> Response:

@@ -14,6 +14,20 @@ from replica.model.api import ModelShape
 from replica.model_card import TextBundle
 from replica.request import GenerationRequest, LoadReport, StreamMessage
 from router.explain import Explanation
+from router.types import RouteRequest
+
+
+def route_request(request: GenerationRequest, block_hashes: tuple[bytes, ...]) -> RouteRequest:
+    """What the router has to know of `request`: of one that is continued, what is left of it."""
+    num_prior = len(request.prior_output_ids)
+    return RouteRequest(
+        request_id=request.request_id,
+        num_prompt_tokens=len(request.prompt_ids) + num_prior,
+        max_tokens=request.sampling.max_tokens - num_prior,
+        n=request.n,
+        block_hashes=block_hashes,
+        session=request.session,
+    )
 
 
 class ModelClient(Protocol):
@@ -45,6 +59,10 @@ class ModelClient(Protocol):
 
     def replica_of(self, request_id: str) -> str | None:
         """The replica to which the request was sent, whether it has taken it or not. None: to nobody yet."""
+        ...
+
+    def last_replica_of(self, request_id: str) -> str | None:
+        """The same, but also when its call is over and said nothing: then where it went, until `forget`."""
         ...
 
     def forget(self, request_id: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from deployments.model_client import route_request
 from replica.errors import BrimfulError, EngineDead, Unavailable
 from replica.model.api import ModelShape
 from replica.model_card import TextBundle
@@ -13,7 +14,6 @@ from replica.request import FinishReason, GenerationRequest, LoadReport, StreamM
 from replica.scheduler.block_hash import block_hashes
 from router.explain import Explanation
 from router.state import RouterState
-from router.types import RouteRequest
 
 Answer = StreamMessage | BrimfulError | None
 
@@ -79,16 +79,17 @@ class FakeModelClient:
 
     async def explain(self, request: GenerationRequest) -> Explanation:
         self.router.retain(self.replica_ids)
-        num_prompt, block_size = len(request.prompt_ids), self.reports[0].block_size if self.reports else 1
+        block_size = self.reports[0].block_size if self.reports else 1
         hashes = block_hashes(request.prompt_ids, block_size, request.cache_salt)
         for report in self.reports:
             self.router.observe(report)
-        return self.router.explain(
-            RouteRequest(request.request_id, num_prompt, request.sampling.max_tokens, request.n, hashes)
-        )
+        return self.router.explain(route_request(request, hashes))
 
     def replica_of(self, request_id: str) -> str | None:
         return self.sent_to.get(request_id)
+
+    def last_replica_of(self, request_id: str) -> str | None:
+        return self.replica_of(request_id)
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)

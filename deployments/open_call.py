@@ -10,11 +10,11 @@ from typing import Self
 from deployments.continued_stream import ContinuedStream, Continuing
 from deployments.leases import Leases
 from deployments.model_client import ModelClient
-from replica.errors import BrimfulError, EngineFailure, error_from_info
-from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
+from deployments.sse import event_error
+from replica.errors import BrimfulError
+from replica.request import GenerationRequest, StreamMessage, TokenEvent
 
 NEVER = Continuing(limit=0, wait_s=0.0)
-GOOD_ENDS = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
 class OpenCall:
@@ -87,7 +87,6 @@ class OpenCall:
 def _check(events: tuple[TokenEvent, ...]) -> None:
     """Raises the error of the first event that ended badly."""
     for event in events:
-        if event.error is not None:
-            raise error_from_info(event.error)
-        if event.finish_reason not in GOOD_ENDS:
-            raise EngineFailure("the replica ended the request before its end")
+        error = event_error(event)
+        if error is not None:
+            raise error

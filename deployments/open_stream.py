@@ -52,18 +52,11 @@ class OpenStream:
         """Every sequence has had its last event: nothing is held at a replica."""
         return self._num_open <= 0
 
-    async def read(self) -> list[StreamMessage]:
-        """All messages that came since the last call, at least one; an empty list after the last one.
-
-        Raises what ended the stream early, after everything that came before it has been read.
-        """
-        while not (messages := self.take_all()) and not self.finished:
-            self.news.clear()
-            await self.news.wait()
-        return messages
-
     def take_all(self) -> list[StreamMessage]:
-        """`read` without waiting: an empty list also when nothing has come."""
+        """All messages that came since the last call; an empty list when nothing has come, and after the last one.
+
+        Raises what ended the stream early, after everything that came before it has been taken.
+        """
         if not self._messages and self._error is not None:
             raise self._error
         messages = list(self._messages)

@@ -108,4 +108,5 @@ def _generation(
         priority=request.priority,
         cache_salt=request.cache_salt,
         lease=lease,
+        session=request.prompt_cache_key or "",
     )

@@ -8,6 +8,8 @@ Policies, where servers differ:
 - `max_tokens` (or `max_completion_tokens`; null is the same as absent) is a cap: absent it fills the context, and one
   beyond the context is cut to it. A prompt that leaves no room for one token is refused.
 - `temperature` 0 is greedy; `top_p` 0 is refused; `top_k` -1, 0 or beyond the vocabulary is off.
+- `prompt_cache_key` names requests that belong together, such as a conversation's, for the router: it changes where
+  they are answered, as far as the policy goes by sessions, and no answer.
 - `ignore_eos` ignores the model's own ends, not the stops that the request names.
 """
 
@@ -60,7 +62,6 @@ class _Harmless(_Part):
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: ShortText | None = None
-    prompt_cache_key: ShortText | None = None
     prompt_cache_retention: ShortText | None = None
 
 
@@ -81,6 +82,7 @@ class GenerationFields(_Harmless):
     skip_special_tokens: bool = True
     priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT32)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    prompt_cache_key: ShortText | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 

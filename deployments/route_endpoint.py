@@ -1,8 +1,11 @@
 """`POST <prefix>/route`: which replica a request would be sent to now, and why. For `brimful route`.
 
 The body is that of a chat or of a completion with one prompt, told apart by `messages` and `prompt`. Nothing is
-generated and nothing is remembered: the decisions that come next are those that would come without it. Like `/status`
-it shows load to anybody who reaches the service. It answers while the service drains, and 503 while a model loads.
+generated and nothing is remembered: the decisions that come next are those that would come without it. It answers
+while the service drains, and 503 while a model loads.
+
+Who may ask is `ingress.limits_from` (`sender_check.py`), not anybody who reaches the service: which blocks of a guessed
+prompt are cached tells what others have asked, and the costs and scores tell it as well as the numbers of blocks.
 
 An ingress process decides with what it knows itself: reports that reached it, and of what was sent since only its own
 requests. So the answer names the ingress that gave it; the next question may reach another, which may answer otherwise.
@@ -13,6 +16,9 @@ requests. So the answer names the ingress that gave it; the next question may re
     prompt_tokens, output_tokens   of the request: to be computed, and expected
     prompt_blocks, cached_blocks   full blocks of the prompt; replica -> how many leading ones lie in its prefix cache,
                                    for at most `MAX_LISTED` replicas, and `num_caching` says how many hold any
+    session_by                     under `session_affinity` what the place goes by: the `session` that the request names
+                                   (`prompt_cache_key`), its `prompt`, or the `request`: one that names none and whose
+                                   prompt is shorter than a block may go anywhere, also elsewhere than told here
     num_replicas, num_looked_at    that run, and of these the candidates of this decision
     settings, routers              what the scores depend on; what is known of other routers, as `router/peers.py` says
     candidates                     best first, at most `MAX_LISTED`; last those that a filter kept out (`kept_out_by`)
@@ -26,7 +32,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
-from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -39,6 +45,7 @@ from deployments.error_map import http_error
 from deployments.generation import Edge
 from deployments.http_body import ClientLeft, read_body
 from deployments.openai_schema import CompletionRequest, parse_either
+from deployments.sender_check import check_sender
 from deployments.served_model import ServedModel
 from replica.errors import BrimfulError, InvalidRequest
 from router.explain import Candidate, Explanation
@@ -54,6 +61,7 @@ def explained_route(prefix: str, models: Mapping[str, ServedModel], edge: Edge, 
 
     async def answer(request: Request) -> Response:
         try:
+            check_sender(request, edge.settings.limits_from, "decisions", "explained")
             in_flight.enter()
             try:
                 return JSONResponse({"ingress": ingress_id, **await _explained(models, edge, request)})
@@ -81,7 +89,7 @@ async def _explained(models: Mapping[str, ServedModel], edge: Edge, request: Req
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
     decision, request, config = explanation.decision, explanation.request, explanation.config
-    most = nlargest(MAX_LISTED, explanation.matched.items(), key=lambda holder: holder[1])
+    most = islice(explanation.matched.items(), MAX_LISTED)
     listed = [
         _candidate(candidate, explanation.weights, explanation.now_s)
         for candidate in explanation.candidates[:MAX_LISTED]
@@ -97,6 +105,7 @@ def as_json(explanation: Explanation) -> dict[str, Any]:
         "prompt_blocks": len(request.block_hashes),
         "cached_blocks": dict(most),
         "num_caching": len(explanation.matched),
+        "session_by": explanation.session_by,
         "num_replicas": explanation.num_replicas,
         "num_looked_at": len(explanation.candidates),
         "settings": {

@@ -19,6 +19,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
+from deployments.model_client import route_request
 from deployments.replica_news import ReplicaNews
 from replica.errors import BrimfulError, EngineDead, EngineFailure, Unavailable
 from replica.model.api import ModelShape
@@ -107,10 +108,7 @@ class ServeModelClient:
         reports = self.state.reports() if self.state.uses_prefixes else []
         if reports and request.request_id not in self._hashes:
             self._hashes[request.request_id] = await self._hashed(request, reports[0].block_size)
-        hashes = self._hashes.get(request.request_id, ())
-        num_input = len(request.prompt_ids) + len(request.prior_output_ids)
-        num_left = request.sampling.max_tokens - len(request.prior_output_ids)
-        return RouteRequest(request.request_id, num_input, num_left, request.n, hashes)
+        return route_request(request, self._hashes.get(request.request_id, ()))
 
     async def _hashed(self, request: GenerationRequest, block_size: int) -> tuple[bytes, ...]:
         token_ids = request.prompt_ids + request.prior_output_ids
@@ -128,6 +126,9 @@ class ServeModelClient:
 
     def replica_of(self, request_id: str) -> str | None:
         return self.state.replica_of(request_id)
+
+    def last_replica_of(self, request_id: str) -> str | None:
+        return self.state.last_replica_of(request_id)
 
     def forget(self, request_id: str) -> None:
         self._hashes.pop(request_id, None)

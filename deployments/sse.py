@@ -67,6 +67,11 @@ def event_error(event: TokenEvent) -> BrimfulError | None:
     return EngineFailure("the answer was aborted before its end")
 
 
+def broken_off() -> EngineFailure:
+    """For an answer of which nothing more comes though it isn't complete."""
+    return EngineFailure("the answer broke off before its end")
+
+
 class AnswerStream(ABC):
     """Turns messages of replicas into the bytes of one event stream. `ended`: nothing more will come."""
 
@@ -149,11 +154,6 @@ class AnswerCollector(ABC):
         self._choices = _Choices(answer)
         self._texts: list[list[str]] = [[] for _ in range(answer.num_choices)]
 
-    @property
-    def complete(self) -> bool:
-        """Every choice has ended."""
-        return self._choices.complete
-
     def feed(self, prompt_number: int, message: StreamMessage) -> None:
         """Raises the `BrimfulError` of an event that failed: then the whole answer has."""
         for number, _, event in self._choices.take(prompt_number, message):
@@ -161,8 +161,8 @@ class AnswerCollector(ABC):
 
     def body(self) -> bytes:
         """The answer. Raises `EngineFailure` when the replicas' messages ended before it was complete."""
-        if not self.complete:
-            raise EngineFailure("the answer broke off before its end")
+        if not self._choices.complete:
+            raise broken_off()
         for choice, pieces in zip(self._choices.choices, self._texts, strict=True):
             choice.text = "".join(pieces)
         return openai.to_json(self._document(self._choices.choices))

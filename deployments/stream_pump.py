@@ -43,7 +43,7 @@ class StreamPump:
         except BrimfulError as error:
             if isinstance(error, EngineDead) and stream.replica_id is not None:
                 stream.client.distrust(stream.replica_id)
-            stream.failed_at = stream.replica_id or stream.client.replica_of(stream.request.request_id)
+            stream.failed_at = stream.replica_id or stream.client.last_replica_of(stream.request.request_id)
             stream.fail(error)
         except Exception:
             logger.exception("request %s: reading its stream failed", stream.request.request_id)

@@ -56,7 +56,7 @@ class GenerationRequest:
     are context here, count towards `max_tokens`, shift the sampler by their number and are never sent again. Only
     with n = 1; `first_index` then says which of the client's n is continued. `cache_salt` separates prefix-cache
     entries of tenants. `priority`: lower is more important. `lease` names the ingress process that must renew this
-    stream.
+    stream. `session`: what the client says belongs together ("": nothing), for whoever chooses a replica.
     """
 
     request_id: str
@@ -68,6 +68,7 @@ class GenerationRequest:
     prior_output_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
     lease: str | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

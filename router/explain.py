@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.peers import PeerEstimate
 from router.policy import Policy, Scored
 from router.scorers.cost_s import CostParts, CostS, cost_parts
+from router.shortlist import session_by
 from router.types import Decision, ReplicaView, RouteRequest
 
 
@@ -32,7 +33,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """`candidates`: best first, those that a filter kept out last. `matched`: replica -> leading blocks of the request
-    that its prefix cache is believed to hold, also of replicas that weren't looked at. `num_routers`, `report_lag_s`
+    that its prefix cache is believed to hold, the longest first, also of replicas that weren't looked at; it names
+    nobody before it is read, which needs no lock and is for whoever needs it. `num_routers`, `report_lag_s`
     and `num_unseen`: what `router/peers.py` has measured. `now_s`: on the clock by which reports arrived."""
 
     decision: Decision
@@ -41,7 +43,7 @@ class Explanation:
     num_replicas: int
     candidates: tuple[Candidate, ...]
     weights: dict[str, float]
-    matched: dict[str, int]
+    matched: Mapping[str, int]
     num_routers: float
     report_lag_s: float
     num_unseen: float
@@ -51,6 +53,12 @@ class Explanation:
     def num_output_tokens(self) -> int:
         """That all sequences of the request together are expected to make."""
         return self.request.expected_output_tokens(self.config.expected_output_tokens)
+
+    @property
+    def session_by(self) -> str | None:
+        """What a session policy goes by: see `router/shortlist.py`. By the `request` itself means by an id that it gets
+        when it is sent, so that this explanation's place is only one of those where it may go."""
+        return session_by(self.request) if self.config.policy == "session_affinity" else None
 
 
 class Scope(NamedTuple):
@@ -75,7 +83,7 @@ def explained(
         num_replicas=num_replicas,
         candidates=tuple(_scored_candidates(policy, request, scored) + _kept_out(policy, request, views)),
         weights={name: weight for name, weight, _ in scored.columns},
-        matched={replica_id: matched.get(replica_id, 0) for replica_id in matched},
+        matched=matched,
         num_routers=peers.routers,
         report_lag_s=peers.lag_s,
         num_unseen=peers.unseen,

@@ -17,7 +17,8 @@ An answer is a first token, or a good end. Answering anything makes a replica wh
   to it only when all are suspect: the contrast needs a sound replica.
 - *Ejected*: gets requests only when nobody else may have them. First for `FIRST_S`, then after each failure in a trial
   twice as long, at most `LONGEST_S`.
-- *On trial*: one request at a time. A trial that says nothing (its client left) is followed by another in `FIRST_S`.
+- *On trial*: one request at a time, for `TRIAL_S` at most. A trial that says nothing (its client left, it went
+  elsewhere) is followed by another in `FIRST_S`.
 
 What a client that sends nothing but poison can do: it makes replicas suspect until their next answer, which is all,
 since what fails everywhere is held against nobody. Each request counts once, and never more than half of the replicas
@@ -42,6 +43,8 @@ EJECT_AFTER = 3
 """Failures of its own, with no answer between."""
 FIRST_S, LONGEST_S = 5.0, 60.0
 SUSPECT_S = 2.0
+TRIAL_S = 120.0
+"""Longer than a sound replica takes to a first token. One of which nothing more is heard ends here at the latest."""
 MAX_CASES = 4096
 """Failed requests that are remembered, the latest ones: a verdict comes within seconds or never."""
 
@@ -56,10 +59,17 @@ class _Streak:
     ejected_at_s: float = 0.0
     until_s: float = 0.0
     trial: str | None = None
+    trial_until_s: float = 0.0
 
     def is_out(self, now: float) -> bool:
         """Ejected, or on a trial that is under way."""
-        return self.ejected_for_s > 0 and (self.trial is not None or now < self.until_s)
+        is_on_trial = self.trial is not None and now < self.trial_until_s
+        return self.ejected_for_s > 0 and (is_on_trial or now < self.until_s)
+
+    def end_trial(self, request_id: str, now: float) -> None:
+        """If the request is its trial."""
+        if self.trial == request_id:
+            self.trial, self.until_s = None, max(self.until_s, now + FIRST_S)
 
 
 class _Case(NamedTuple):
@@ -130,22 +140,30 @@ class ReplicaHealth:
             return _without(left, self._streaks) if exclude else left
 
     def chosen(self, request_id: str, replica_id: str) -> None:
-        """The request is sent to the replica: its trial, if it is due. To be called before anybody else chooses."""
-        streak = self._streaks.get(replica_id)
-        if streak is None:
+        """The request is sent to the replica: its trial, if it is due. To be called before anybody else chooses; and
+        then `ended`, if the request is over already."""
+        if not self._streaks:
             return
         with self._lock:
-            if streak.ejected_for_s and not streak.is_out(self._clock()):
-                streak.trial = request_id
+            now = self._clock()
+            self._leave(request_id, replica_id, now)
+            streak = self._streaks.get(replica_id)
+            if streak is not None and streak.ejected_for_s and not streak.is_out(now):
+                streak.trial, streak.trial_until_s = request_id, now + TRIAL_S
+
+    def routed(self, request_id: str, replica_id: str) -> None:
+        """The replica took the request: it tries no other one."""
+        if not self._streaks:
+            return
+        with self._lock:
+            self._leave(request_id, replica_id, self._clock())
 
     def ended(self, request_id: str) -> None:
         """The request that was sent is over: so is the trial that it was, if any. The verdict may still come."""
         if not self._streaks:
             return
         with self._lock:
-            for streak in self._streaks.values():
-                if streak.trial == request_id:
-                    streak.trial, streak.until_s = None, max(streak.until_s, self._clock() + FIRST_S)
+            self._leave(request_id, None, self._clock())
 
     def ramp(self, views: list[ReplicaView], now: float) -> None:
         """Mark suspects among `views`, in place: how far they are on the way back to where their load puts them."""
@@ -172,6 +190,12 @@ class ReplicaHealth:
         """Those that are ejected or on trial."""
         with self._lock:
             return self._ejected()
+
+    def _leave(self, request_id: str, for_replica_id: str | None, now: float) -> None:
+        """The request is no trial of any other replica."""
+        for replica_id, streak in self._streaks.items():
+            if replica_id != for_replica_id:
+                streak.end_trial(request_id, now)
 
     def _ejected(self) -> set[str]:
         return {replica_id for replica_id, streak in self._streaks.items() if streak.ejected_for_s}

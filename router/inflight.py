@@ -45,13 +45,16 @@ NOTHING = LedgerCounts()
 
 LAG_WEIGHT = 0.05
 """Of one request in the smoothed lag."""
+MAX_OVER = 4096
+"""Calls that are over of which it is known where they went, the latest ones."""
 
 
 @dataclass(slots=True)
 class _Entry:
     """`accepted_at` is the report position (epoch, number) current at acceptance, None before it. `prefill_tokens`: 0
-    from the first token on."""
+    from the first token on. `request`: the very object, which tells this try from others of the same id."""
 
+    request: RouteRequest
     replica_id: str
     num_sequences: int
     prompt_tokens: int
@@ -69,6 +72,9 @@ class InflightLedger:
     `ended` is remembered for `remember_ended_s`: the router works in another thread than the ingress, and a decision
     that was already under way when the caller gave up must not open an entry that nobody will close. An entry of which
     nothing was heard for `expire_after_s` is dropped: the last resort against a lost end.
+
+    Tries of one request share its id, but each has a `RouteRequest` object of its own. `routed` and `released`, which
+    Serve calls when it gets round to it, say of which they speak: of one that another has followed they change nothing.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class InflightLedger:
         self._accepted: dict[str, set[str]] = {}  # replica -> requests accepted there that still pend
         self._newest: dict[str, tuple[str, int]] = {}  # replica -> position of its newest report
         self._ended: OrderedDict[str, float] = OrderedDict()
+        self._over: OrderedDict[str, str] = OrderedDict()  # request whose call is over unheard -> where it went
         self._changed: set[str] = set()
         self.report_lag_s = 0.0
         """How long reports are behind: from a request's acceptance to the report that includes it, smoothed."""
@@ -106,19 +113,22 @@ class InflightLedger:
             changed, self._changed = self._changed, set()
             return changed
 
-    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> None:
+    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> bool:
         """A decision fell; so much of the prompt is expected in the cache there. A request sent again (retry, continued
-        stream) moves: it is open at one replica only."""
+        stream) moves: it is open at one replica only. False: it has ended meanwhile, and nothing was opened."""
         with self._lock:
             self._forget_ended(now)
             if request.request_id in self._ended:
-                return
+                return False
             self._remove(request.request_id)
+            self._over.pop(request.request_id, None)
             output_tokens = request.expected_output_tokens(self._expected_output_tokens)
             num_prompt = request.num_prompt_tokens
-            entry = _Entry(replica_id, request.n, num_prompt, output_tokens, max(1, num_prompt - cached_tokens), now)
+            to_compute = max(1, num_prompt - cached_tokens)
+            entry = _Entry(request, replica_id, request.n, num_prompt, output_tokens, to_compute, now)
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
+            return True
 
     def replica_of(self, request_id: str) -> str | None:
         """Where the request was sent, taken there or not; None before the decision and after the end."""
@@ -126,12 +136,22 @@ class InflightLedger:
             entry = self._entries.get(request_id)
             return None if entry is None else entry.replica_id
 
-    def routed(self, request_id: str, replica_id: str) -> None:
-        """The request went to `replica_id`, which need not be the replica ranked first."""
+    def last_replica_of(self, request_id: str) -> str | None:
+        """As `replica_of`, but also when the call is over and nothing was heard of it: where it went, until the end."""
         with self._lock:
             entry = self._entries.get(request_id)
-            if entry is not None and entry.replica_id != replica_id:
-                self._move(request_id, entry, replica_id)
+            return self._over.get(request_id) if entry is None else entry.replica_id
+
+    def routed(self, request: RouteRequest, replica_id: str) -> bool:
+        """The request went to `replica_id`, which need not be the replica ranked first. False: it is open no more, or
+        this try of it isn't."""
+        with self._lock:
+            entry = self._entries.get(request.request_id)
+            if entry is None or entry.request is not request:
+                return False
+            if entry.replica_id != replica_id:
+                self._move(request.request_id, entry, replica_id)
+            return True
 
     def accepted(self, request_id: str, replica_id: str, report: LoadReport | None, now: float) -> None:
         """The first message of its stream came, with `report` on it: reports made from now on include the request.
@@ -141,6 +161,7 @@ class InflightLedger:
         with self._lock:
             entry = self._entries.get(request_id)
             if entry is None:
+                self._over.pop(request_id, None)
                 return
             if entry.replica_id != replica_id:
                 self._move(request_id, entry, replica_id)
@@ -182,13 +203,20 @@ class InflightLedger:
             self._forget_ended(now)
             self._ended[request_id] = now
             self._remove(request_id)
+            self._over.pop(request_id, None)
 
-    def released(self, request_id: str, replica_id: str) -> None:
-        """The call to `replica_id` is over; the caller may still send the request elsewhere, or have done so."""
+    def released(self, request: RouteRequest) -> None:
+        """The call of this try is over; the caller may still send the request again, or have done so."""
+        request_id = request.request_id
         with self._lock:
             entry = self._entries.get(request_id)
-            if entry is not None and entry.replica_id == replica_id:
-                self._remove(request_id)
+            if entry is None or entry.request is not request:
+                return
+            self._remove(request_id)
+            if entry.accepted_at is None:
+                self._over[request_id] = entry.replica_id
+                if len(self._over) > MAX_OVER:
+                    self._over.popitem(last=False)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone, and its requests with it."""

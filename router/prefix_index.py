@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 
 MAX_DEAD_BITS = 64
 """Bits of dead replicas are only masked out; after so many of them one sweep cleans all entries."""
@@ -56,11 +56,22 @@ class Matched(Mapping[str, int]):
         for _, holders in reversed(self._runs):
             late = holders >> start << start
             for bits in (late, holders ^ late):
-                while bits:
-                    bit = bits & -bits
-                    bits ^= bit
-                    if (replica_id := self._replica_of.get(bit)) is not None:
-                        yield replica_id
+                yield from self._names(bits)
+
+    def items(self) -> ItemsView[str, int]:
+        """Those that hold most first. One pass, where looking up each replica would take a pass each."""
+        return _Items(self)
+
+    def runs(self) -> Iterator[tuple[int, Iterator[str]]]:
+        """Numbers of blocks, the largest first, and who holds exactly so many."""
+        return ((num_blocks, self._names(holders)) for num_blocks, holders in reversed(self._runs))
+
+    def _names(self, bits: int) -> Iterator[str]:
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            if (replica_id := self._replica_of.get(bit)) is not None:
+                yield replica_id
 
     def __getitem__(self, replica_id: str) -> int:
         if num_blocks := self.num_of(replica_id):
@@ -72,6 +83,17 @@ class Matched(Mapping[str, int]):
 
     def __len__(self) -> int:
         return sum(holders.bit_count() for _, holders in self._runs)
+
+
+class _Items(ItemsView[str, int]):
+    def __init__(self, matched: Matched) -> None:
+        super().__init__(matched)
+        self._matched = matched
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for num_blocks, replica_ids in self._matched.runs():
+            for replica_id in replica_ids:
+                yield replica_id, num_blocks
 
 
 NOBODY = Matched([], {}, {})

@@ -105,9 +105,9 @@ class BrimfulRouter(RequestRouter):
         route = pending_request.kwargs.get("route")
         if route is None:
             return
-        state, request_id, unique_id = self._state, route.request_id, replica_id.unique_id
-        state.routed(request_id, unique_id)
-        result.add_done_callback(lambda _: state.released(request_id, unique_id))
+        state = self._state
+        state.routed(route, replica_id.unique_id)
+        result.add_done_callback(lambda _: state.released(route))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A call found the actor dead. Serve's next update may still list it: it is remembered until one doesn't."""
@@ -145,12 +145,15 @@ class BrimfulRouter(RequestRouter):
         return [[living[replica_id]] for replica_id, _ in decision.ranking]
 
     def _living_among(self, candidates: list[RunningReplica]) -> dict[str, RunningReplica]:
-        """By id, those that aren't known to be dead, or all when all are. Serve makes a new list at every change."""
+        """By id, those that aren't known to be dead, or all when all are. Serve makes a new list at every change.
+
+        In the order of `RouterState.replica_ids`, because a choice may go by places: an explanation has the same ones.
+        """
         if candidates is not self._candidates:
             by_id = {replica.replica_id.unique_id: replica for replica in candidates}
             living = {replica_id: replica for replica_id, replica in by_id.items() if replica_id not in self._died}
             self._candidates, self._living = candidates, living or by_id
-            self._living_ids = list(self._living)
+            self._living_ids = sorted(self._living)
         return self._living
 
     def _any_order(self, replicas: list[RunningReplica]) -> list[list[RunningReplica]]:

@@ -136,6 +136,11 @@ class OnRing:
         self._owners = [owner for _, owner in ring]
 
 
+def session_by(request: RouteRequest) -> str:
+    """What `session_of` goes by: the `session` that the request names, its `prompt`, or the `request` itself."""
+    return "session" if request.session else "prompt" if request.block_hashes else "request"
+
+
 def session_of(request: RouteRequest) -> bytes:
     """The session that the request names, or what its prompt begins with, or itself alone."""
     if request.session:

@@ -9,24 +9,21 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
 from router.config import RouterConfig
 from router.counters import RouterCounters
+from router.decision_views import DecisionViews
 from router.explain import Explanation, Scope, explained
 from router.health import ReplicaHealth
-from router.inflight import NOTHING, InflightLedger
-from router.load import load_of
+from router.inflight import InflightLedger
 from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
-from router.prefix_index import NOBODY, Matched, PrefixIndex
-from router.shortlist import SESSION_BLOCKS, OnRing, Shortlist
-from router.types import Decision, ReplicaView, RouteRequest
+from router.prefix_index import PrefixIndex
+from router.types import Decision, RouteRequest
 from router.views import ReplicaViews
 
 if TYPE_CHECKING:
@@ -59,9 +56,6 @@ class RouterState:
         self._next_expiry_s = 0.0
         self.views = ReplicaViews()
         self.health = ReplicaHealth(clock)
-        self._known: dict[str, ReplicaView] = {}  # as of the last decision, without matched blocks and age
-        self._cold: dict[str, float] = {}  # replica first heard of lately -> when
-        self._cold_order: deque[tuple[float, str]] = deque()
         self._build(config or RouterConfig())
 
     def configure(self, config: RouterConfig) -> None:
@@ -80,7 +74,8 @@ class RouterState:
     # The router's side.
 
     def choose(self, request: RouteRequest, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Decision:
-        """Rank `replica_ids` for the request and enter it in the ledger at the winner.
+        """Rank `replica_ids` for the request and enter it in the ledger at the winner. They are to come sorted: several
+        policies go by places, and `explain` looks at them in that order.
 
         Those in `exclude` (they just failed it) and those that fail everything (`router/health.py`) are left out,
         unless that leaves nobody. Raises `Unavailable` when there are no replicas.
@@ -90,14 +85,15 @@ class RouterState:
             now = self._clock()
             candidates = self.health.candidates(replica_ids, exclude)
             self._expire(now)
-            matched, views = self._look(request, candidates, self.policy.shortlist, now)
+            matched, views = self._looked_at.look(request, candidates, self.policy.shortlist, now)
             decision = self.policy.decide(request, views, now)
             winner = decision.replica_id
             self.policy.chose(winner)
-            cached_tokens = matched.num_of(winner) * self._known[winner].load.block_size
+            cached_tokens = matched.num_of(winner) * self._looked_at.block_size_of(winner)
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
-            self.ledger.sent(request, winner, now, cached_tokens)
             self.health.chosen(request.request_id, winner)
+            if not self.ledger.sent(request, winner, now, cached_tokens):
+                self.health.ended(request.request_id)  # its caller gave up while this was decided
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
         self._counters.decided(decision, time.perf_counter() - started_s, len(self.ledger))
@@ -111,20 +107,21 @@ class RouterState:
         running = self.replica_ids()
         with self._deciding:
             now = self._clock()
-            with self._undone():
+            with self._looked_at.undone(self._rng):
                 # The copy goes on instead of the shortlist, which may count turns.
                 candidates = self.health.candidates(running)
-                matched, views = self._look(request, candidates, copy(self.policy.shortlist), now)
+                matched, views = self._looked_at.look(request, candidates, copy(self.policy.shortlist), now)
                 scope = Scope(self.config, len(running), matched, self._peers)
                 return explained(self.policy, request, views, now, scope)
 
-    def routed(self, request_id: str, replica_id: str) -> None:
+    def routed(self, request: RouteRequest, replica_id: str) -> None:
         """Serve sent the request to `replica_id`, which need not be the winner (it may have been unreachable)."""
-        self.ledger.routed(request_id, replica_id)
+        if self.ledger.routed(request, replica_id):
+            self.health.routed(request.request_id, replica_id)
 
-    def released(self, request_id: str, replica_id: str) -> None:
-        """Serve's call to `replica_id` is over. A second way out of the ledger beside `ended`."""
-        self.ledger.released(request_id, replica_id)
+    def released(self, request: RouteRequest) -> None:
+        """Serve's call for this very `request` is over. A second way out of the ledger beside `ended`."""
+        self.ledger.released(request)
 
     def retain(self, replica_ids: Collection[str], metrics_addresses: Mapping[str, str] | None = None) -> None:
         """These replicas exist; everything known of others is forgotten, and their late reports are ignored.
@@ -183,9 +180,7 @@ class RouterState:
         if self.views.observe(report, now):
             self.ledger.reported(report, now)
             if before is None or before.report.epoch != report.epoch:
-                if self.config.ramp_s:
-                    self._cold[report.replica_id] = now
-                    self._cold_order.append((now, report.replica_id))
+                self._looked_at.first_heard(report.replica_id, now)
                 self.prefix_changes.forget(report.replica_id)
         elif before is None or before.report.epoch != report.epoch:
             return  # of a life that is over
@@ -208,99 +203,17 @@ class RouterState:
         """Where the request was sent, taken there or not; None before the decision and after the end."""
         return self.ledger.replica_of(request_id)
 
+    def last_replica_of(self, request_id: str) -> str | None:
+        """The same, but also when Serve's call is over and nothing was heard of it: then where it went."""
+        return self.ledger.last_replica_of(request_id)
+
     def reports(self) -> list[LoadReport]:
         """The newest report of every running replica that has spoken."""
         return [seen.report for _, seen in sorted(self.views.newest().items())]
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """What is looked at and drawn inside is to be looked at and drawn again."""
-        dice, known = self._rng.getstate(), self._known
-        estimate = {name: copy(value) for name, value in vars(self._peers).items()}
-        self._known = dict(known)
-        try:
-            yield
-        finally:
-            looked_at = self._known
-            self.views.look_again({one for one in known | looked_at if known.get(one) is not looked_at.get(one)})
-            self._known = known
-            vars(self._peers).update(estimate)
-            self._rng.setstate(dice)
-
-    def _look(
-        self, request: RouteRequest, replica_ids: Sequence[str], shortlist: Shortlist | None, now: float
-    ) -> tuple[Matched, list[ReplicaView]]:
-        """Who holds how much of the prompt, and the candidates of the decision."""
-        matched = self.index.match(request.block_hashes) if self.uses_prefixes else NOBODY
-        home = self._home_of(request, replica_ids, matched)
-        if shortlist is not None and replica_ids:
-            replica_ids = shortlist(request, replica_ids, matched)
-        if home is not None and home not in replica_ids:
-            replica_ids = [*replica_ids, home]
-        return matched, self._see(replica_ids, matched, now, home)
-
-    def _home_of(self, request: RouteRequest, replica_ids: Sequence[str], matched: Matched) -> str | None:
-        """Where the prompt's beginning belongs while nobody is known to hold it: there all routers send the first ones
-        of a kind, so that they are found again before any report tells of them."""
-        if not (self.uses_prefixes and request.block_hashes and replica_ids) or self.config.policy != "scores":
-            return None
-        if matched.most >= min(SESSION_BLOCKS, len(request.block_hashes)):
-            return None
-        return self._ring.first(request, replica_ids, 1)[0]
-
-    def _see(
-        self, replica_ids: Sequence[str], matched: Matched, now: float, home: str | None = None
-    ) -> list[ReplicaView]:
-        self._refresh(replica_ids)
-        views = [self._known[replica_id] for replica_id in replica_ids]
-        believed_from_s = now - self.config.stale_after_s
-        for i in [i for i, view in enumerate(views) if view.load.arrived_at_s < believed_from_s]:
-            views[i] = ReplicaView(views[i].load, is_stale=True)
-        if self._cold:
-            self._ramp(views, now)
-        if matched.most:
-            views = [
-                ReplicaView(view.load, num_matched, view.is_stale, view.ramp) if num_matched else view
-                for view, num_matched in zip(views, matched.counts(replica_ids), strict=True)
-            ]
-        if home is not None:
-            i = replica_ids.index(home)
-            views[i] = views[i]._replace(is_home=True)
-        self.health.ramp(views, now)
-        return views
-
-    def _ramp(self, views: list[ReplicaView], now: float) -> None:
-        """How warm those are that were first heard of lately; the others are warm and are forgotten here."""
-        ramp_s, cold = self.config.ramp_s, self._cold
-        while self._cold_order and now - self._cold_order[0][0] >= ramp_s:
-            since_s, replica_id = self._cold_order.popleft()
-            if cold.get(replica_id) == since_s:
-                cold.pop(replica_id, None)
-        new = [i for i, view in enumerate(views) if view.load.replica_id in cold]
-        if len(new) < len(views):  # beside warm ones
-            for i in new:
-                load, _, is_stale, _, _ = views[i]
-                views[i] = ReplicaView(load, 0, is_stale, (now - cold.get(load.replica_id, now)) / ramp_s)
-
-    def _refresh(self, replica_ids: Sequence[str]) -> None:
-        """Look again at the replicas that changed since the last decision, and at those never looked at."""
-        changed = self.ledger.take_changed() | self.views.take_changed()
-        changed.update(set(replica_ids).difference(self._known))
-        if not changed:
-            return
-        others, ratio = self._peers.others, self._peers.computed_ratio
-        for replica_id in changed:
-            seen, own = self.views.seen(replica_id), self.ledger.counts_of(replica_id)
-            self._peers.look(replica_id, seen, own)
-            if seen is None and own is NOTHING and replica_id not in replica_ids:
-                self._known.pop(replica_id, None)
-            else:
-                self._known[replica_id] = ReplicaView(load_of(replica_id, seen, own, others, ratio))
-
     def _build(self, config: RouterConfig) -> None:
         self.config = config
         self.uses_prefixes = config.uses_prefixes
-        self._ring = OnRing()
         self._peers = PeerEstimate()
         self.policy = build_policy(config, self._rng, self._peers)
         self.ledger = InflightLedger(
@@ -308,9 +221,7 @@ class RouterState:
         )
         self.index = PrefixIndex(config.max_prefix_blocks)
         self.prefix_changes = PrefixChanges(self.index)
-        self._known = {}
-        self._cold = {}
-        self._cold_order = deque()
+        self._looked_at = DecisionViews(config, self.views, self.ledger, self.index, self.health, self._peers)
         self._counters.start(self.policy)
 
     def _forget(self, replica_id: str) -> None:
@@ -318,7 +229,7 @@ class RouterState:
         self.ledger.forget(replica_id)
         self.health.forget(replica_id)
         self.prefix_changes.forget(replica_id)
-        self._cold.pop(replica_id, None)
+        self._looked_at.forget(replica_id)
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_s:

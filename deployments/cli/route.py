@@ -107,6 +107,11 @@ def why(answer: Mapping[str, Any]) -> str:
     other = second["replica_id"]
     if reason == "tie":
         return f"{name} and {other} score the same, {winner['total']:.3f} and {second['total']:.3f}: they take turns."
+    if policy == "session_affinity" and answer.get("session_by") == "request":
+        return (
+            f"{passed_over}session_affinity: the request names no session and its prompt is shorter than a block, so "
+            f"it may go anywhere: to {name}, or to another one when it is sent."
+        )
     if policy in ("round_robin", "session_affinity"):
         place = "is next in turn" if policy == "round_robin" else "is where the session belongs"
         return f"{passed_over}{policy}: {name} {place}, {other} comes after it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 Json = dict[str, Any]
@@ -14,7 +15,10 @@ CRDS = Path(__file__).resolve().parents[3] / "shared" / "crds"
 
 
 def schema_of(kind: str, api_version: str) -> Json:
-    """JSON Schema of one resource kind. Raises `LookupError` when no definition has it."""
+    """JSON Schema of one resource kind. Raises `LookupError` when no definition has it. Where nobody has put any, the
+    test that asks is skipped, and no other."""
+    if not CRDS.is_dir():
+        pytest.skip("no resource definitions beside this checkout")
     group, _, version = api_version.partition("/")
     for path in sorted(CRDS.glob(f"{group}_*.yaml")):
         definition = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)["spec"]

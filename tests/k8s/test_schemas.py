@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.k8s.overlays import KUBECTL, OVERLAYS, manifests, only
-from tests.k8s.schemas import CRDS, schema_of, strict
-
-pytestmark = [
-    pytest.mark.skipif(KUBECTL is None, reason="kubectl isn't installed"),
-    pytest.mark.skipif(not CRDS.is_dir(), reason="no resource definitions beside this checkout"),
-]
+from tests.k8s.overlays import OVERLAYS, manifests, only
+from tests.k8s.schemas import schema_of, strict
 
 CUSTOM = {
     "RayService": "ray.io/v1",

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.health import EJECT_AFTER, FIRST_S, LONGEST_S, ReplicaHealth
+from router.health import EJECT_AFTER, FIRST_S, LONGEST_S, TRIAL_S, ReplicaHealth
 
 NAMES = "abcd"
 REPLICAS = st.sampled_from(NAMES)
@@ -38,7 +38,7 @@ class HealthMachine(RuleBasedStateMachine):
         self.history: list[Said] = []
         self.ejections: dict[str, list[float]] = {}  # replica -> when, since its last answer
         self.until: dict[str, float] = {}
-        self.trials: dict[str, str] = {}
+        self.trials: dict[str, tuple[str, float]] = {}  # replica -> the request that tries it, until when
 
     def own_failures(self, replica_id: str) -> list[float]:
         """When those failures were that are the replica's own and no older than its last answer."""
@@ -102,23 +102,34 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(request_id=REQUESTS, replica_id=REPLICAS)
     def chosen(self, request_id: str, replica_id: str) -> None:
+        self.leave(request_id, replica_id)
         if replica_id in self.ejections and not self.is_out(replica_id):
-            self.trials[replica_id] = request_id
+            self.trials[replica_id] = request_id, self.now + TRIAL_S
         self.health.chosen(request_id, replica_id)
+
+    @rule(request_id=REQUESTS, replica_id=REPLICAS)
+    def routed(self, request_id: str, replica_id: str) -> None:
+        self.leave(request_id, replica_id)
+        self.health.routed(request_id, replica_id)
 
     @rule(request_id=REQUESTS)
     def ended(self, request_id: str) -> None:
-        for name in [name for name, trial in self.trials.items() if trial == request_id]:
-            del self.trials[name]
-            self.until[name] = max(self.until[name], self.now + FIRST_S)
+        self.leave(request_id, None)
         self.health.ended(request_id)
 
-    @rule(passed_s=st.sampled_from([0.5, FIRST_S, LONGEST_S]))
+    def leave(self, request_id: str, for_replica_id: str | None) -> None:
+        for name in [
+            name for name, (trial, _) in self.trials.items() if trial == request_id and name != for_replica_id
+        ]:
+            del self.trials[name]
+            self.until[name] = max(self.until[name], self.now + FIRST_S)
+
+    @rule(passed_s=st.sampled_from([0.5, FIRST_S, LONGEST_S, TRIAL_S]))
     def time_passes(self, passed_s: float) -> None:
         self.now += passed_s
 
     def is_out(self, name: str) -> bool:
-        return name in self.ejections and (name in self.trials or self.now < self.until[name])
+        return name in self.ejections and self.now < max(self.until[name], self.trials.get(name, ("", 0.0))[1])
 
     @invariant()
     def who_is_out_follows_from_the_history(self) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from replica.request import LoadReport
 from router.inflight import InflightLedger, LedgerCounts
+from router.types import RouteRequest
 from router.views import ReplicaViews
 from tests.unit.router.loads import report, request
 
@@ -29,6 +30,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.made: dict[str, list[LoadReport]] = {name: [report(name, epoch="0", number=0)] for name in NAMES}
         self.believed: dict[str, list[LoadReport]] = {name: [] for name in NAMES}
         self.open: dict[str, str] = {}
+        self.tries: dict[str, list[RouteRequest]] = {}  # of each request, the present one last
         self.tokens: dict[str, int] = {}
         self.started: set[str] = set()
         self.accepted: dict[str, tuple[LoadReport | None, int]] = {}  # report on the message; believed by then
@@ -54,7 +56,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(request_id=REQUESTS, replica_id=REPLICAS, tokens=st.integers(1, 9))
     def sent(self, request_id: str, replica_id: str, tokens: int) -> None:
         self.now += 1.0  # past the memory of ended ids, so that ids are used again
-        self.ledger.sent(request(request_id, num_prompt_tokens=tokens, max_tokens=2), replica_id, self.now)
+        wanted = request(request_id, num_prompt_tokens=tokens, max_tokens=2)
+        assert self.ledger.sent(wanted, replica_id, self.now)
+        self.tries.setdefault(request_id, []).append(wanted)
         self.close(request_id)
         self.open[request_id], self.tokens[request_id] = replica_id, tokens
 
@@ -95,19 +99,31 @@ class LedgerMachine(RuleBasedStateMachine):
         if request_id in self.open:
             self.started.add(request_id)
 
-    @rule(request_id=REQUESTS, replica_id=REPLICAS)
-    def routed(self, request_id: str, replica_id: str) -> None:
-        self.ledger.routed(request_id, replica_id)
-        if request_id in self.open and self.open[request_id] != replica_id:
+    def try_of(self, data: st.DataObject) -> tuple[RouteRequest, bool]:
+        """Any try, also an earlier one, and whether it is open."""
+        request_id = data.draw(st.sampled_from(sorted(self.tries)))
+        tries = self.tries[request_id]
+        tried = data.draw(st.sampled_from(tries))
+        return tried, tried is tries[-1] and request_id in self.open
+
+    @precondition(lambda self: self.tries)
+    @rule(replica_id=REPLICAS, data=st.data())
+    def routed(self, replica_id: str, data: st.DataObject) -> None:
+        tried, is_open = self.try_of(data)
+        request_id = tried.request_id
+        assert self.ledger.routed(tried, replica_id) == is_open
+        if is_open and self.open[request_id] != replica_id:
             self.open[request_id] = replica_id
             self.started.discard(request_id)
             self.accepted.pop(request_id, None)
 
-    @rule(request_id=REQUESTS, replica_id=REPLICAS)
-    def released(self, request_id: str, replica_id: str) -> None:
-        self.ledger.released(request_id, replica_id)
-        if self.open.get(request_id) == replica_id:
-            self.close(request_id)
+    @precondition(lambda self: self.tries)
+    @rule(data=st.data())
+    def released(self, data: st.DataObject) -> None:
+        tried, is_open = self.try_of(data)
+        self.ledger.released(tried)
+        if is_open:
+            self.close(tried.request_id)
 
     @rule(request_id=REQUESTS)
     def ended(self, request_id: str) -> None:
@@ -143,11 +159,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert newest == {name: believed[-1] for name, believed in self.believed.items() if believed}
 
     def teardown(self) -> None:
-        for request_id in sorted(self.open):
+        for request_id in sorted(self.tries):
             self.ledger.ended(request_id, self.now)
         assert len(self.ledger) == 0
         assert self.ledger.counts() == {}
-        assert self.ledger._accepted == {}
+        assert self.ledger._accepted == self.ledger._over == {}
 
 
 TestLedgerAndViews = LedgerMachine.TestCase

@@ -114,6 +114,7 @@ class Site:
         scope = {
             "type": "http",
             "method": "POST",
+            "client": ("127.0.0.1", 1),
             "path": path,
             "root_path": "",
             "query_string": b"",

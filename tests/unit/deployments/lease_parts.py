@@ -40,6 +40,15 @@ async def opened(leases: Leases, client: FakeModelClient, request_id: str = "a",
     return stream
 
 
+async def heard(stream: OpenStream) -> list[StreamMessage]:
+    """All that came since the last call, at least one message; an empty list after the last one. Raises what ended the
+    stream early."""
+    while not (messages := stream.take_all()) and not stream.finished:
+        stream.news.clear()
+        await stream.news.wait()
+    return messages
+
+
 async def settled() -> None:
     """Let every task that can run do so."""
     for _ in range(20):

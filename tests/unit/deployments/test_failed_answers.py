@@ -14,8 +14,10 @@ from deployments.model_client_fake import FakeModelClient
 from replica.errors import BrimfulError, EngineDead, EngineFailure, ErrorInfo, error_from_info
 from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
 from router.health import ReplicaHealth
+from router.types import RouteRequest
 from tests.unit.deployments.lease_parts import TAKEN, FakeClock, refusal, settled
 from tests.unit.deployments.test_continued_stream import ERROR, REQUEST, STOP, Site, tokens
+from tests.unit.router.loads import report
 
 FAILURES = ["step_failed", "non_finite_logits", "engine_failure"]
 
@@ -39,11 +41,9 @@ async def test_an_answer_that_fails_before_its_first_token_is_asked_of_another_r
     await site.close()
 
 
-@pytest.mark.parametrize("was_taken", [True, False])
-async def test_so_is_one_whose_call_fails(was_taken: bool) -> None:
+async def test_so_is_one_whose_call_fails_after_it_was_taken() -> None:
     site = Site()
-    site.client.sent_to["a"] = "r0"
-    await site.say("a", *([TAKEN] if was_taken else []), EngineFailure("the request failed inside the service"))
+    await site.say("a", TAKEN, EngineFailure("the request failed inside the service"))
     assert site.read() == []
     await settled()
     assert site.client.calls[1:] == [("a~0.1", ("r0",))]
@@ -160,6 +160,34 @@ class Judged(FakeModelClient):
         self.health.succeeded(request_id, replica_id)
 
 
+class FailedCalls(FakeModelClient):
+    """A client whose calls go where its router sends them. Those to r0 fail before anything is heard of it, and the
+    router was told that they are over before their caller learns of it."""
+
+    async def generate(self, request: GenerationRequest, exclude: tuple[str, ...] = ()) -> AsyncIterator[StreamMessage]:
+        route = RouteRequest(request.request_id, 3, 9)
+        replica_id = self.router.choose(route, self.replica_ids, exclude).replica_id
+        self.calls.append((request.request_id, exclude))
+        self.router.routed(route, replica_id)
+        if replica_id == "r0":
+            self.router.released(route)
+            raise EngineFailure("the request failed inside the service")
+        yield StreamMessage(replica_id)
+        yield tokens(replica_id, 7, end=STOP)
+
+    def replica_of(self, request_id: str) -> str | None:
+        return self.router.replica_of(request_id)
+
+    def last_replica_of(self, request_id: str) -> str | None:
+        return self.router.last_replica_of(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self.router.ended(request_id)
+
+    def failed(self, request_id: str, replica_id: str) -> None:
+        self.router.health.failed(request_id, replica_id)
+
+
 async def ends(client: FakeModelClient, *requests: GenerationRequest) -> list[FinishReason | str | None]:
     """How each ended, one after the other; the code of the error, if it was one."""
     leases = Leases("lease", FakeClock())
@@ -178,6 +206,16 @@ async def ends(client: FakeModelClient, *requests: GenerationRequest) -> list[Fi
         error = events[-1].error
         found.append(error_from_info(error).code if error is not None else events[-1].finish_reason)
     return found
+
+
+async def test_a_call_that_fails_before_it_was_taken_is_asked_of_another_replica_and_the_first_is_told_of() -> None:
+    client = FailedCalls("r0", "r1")
+    client.router.observe(report("r0"))
+    client.router.observe(report("r1", num_running=20))
+    assert await ends(client, REQUEST) == [STOP]
+    assert client.calls == [("a", ()), ("a~0.1", ("r0",))]
+    assert client.router.health.failing() == {"r0"}
+    assert len(client.router.ledger) == 0
 
 
 async def test_no_reader_notices_a_replica_that_fails_everything_and_soon_it_gets_nothing() -> None:

@@ -10,7 +10,7 @@ from deployments.leases import Leases
 from deployments.model_client_fake import FakeModelClient
 from replica.errors import EngineDead, EngineFailure, QueueFull, Unavailable
 from replica.request import FinishReason, StreamMessage
-from tests.unit.deployments.lease_parts import TAKEN, FakeClock, opened, refusal, request, settled, token
+from tests.unit.deployments.lease_parts import TAKEN, FakeClock, heard, opened, refusal, request, settled, token
 
 
 async def test_reads_everything_in_order_and_then_ends() -> None:
@@ -18,8 +18,8 @@ async def test_reads_everything_in_order_and_then_ends() -> None:
     stream = await opened(leases, client)
     client.say("a", TAKEN, token("x"), token("y", FinishReason.STOP), None)
     await settled()
-    assert [m.events[0].text for m in (await stream.read()) if m.events] == ["x", "y"]
-    assert await stream.read() == []
+    assert [m.events[0].text for m in (await heard(stream)) if m.events] == ["x", "y"]
+    assert await heard(stream) == []
     leases.close(stream)
     await settled()
     assert (client.aborted, client.forgotten, len(leases)) == ([], ["a"], 0)
@@ -112,7 +112,7 @@ async def test_a_request_that_waits_for_a_replica_ends_when_the_last_one_is_gone
     client.replica_ids.clear()
     await leases.beat()
     with pytest.raises(Unavailable):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_request_that_no_replica_takes_ends() -> None:
@@ -122,7 +122,7 @@ async def test_a_request_that_no_replica_takes_ends() -> None:
     clock.now_s += 10.1
     await leases.beat()
     with pytest.raises(Unavailable):
-        await stream.read()
+        await heard(stream)
 
 
 @pytest.mark.parametrize("code", ["queue_full", "unavailable", "engine_dead"])
@@ -134,7 +134,7 @@ async def test_a_refusal_is_tried_once_at_another_replica(code: str) -> None:
     assert client.calls == [("a", ()), ("a", ("r0",))]
     client.say("a", StreamMessage("r1"), token("x", FinishReason.STOP, replica="r1"), None)
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1", "r1"]
+    assert [m.replica_id for m in await heard(stream)] == ["r1", "r1"]
 
 
 async def test_a_second_refusal_reaches_the_reader_as_the_replica_sent_it() -> None:
@@ -144,7 +144,7 @@ async def test_a_second_refusal_reaches_the_reader_as_the_replica_sent_it() -> N
     await settled()
     client.say("a", refusal("r1", "queue_full"), None)
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1"]
+    assert [m.replica_id for m in await heard(stream)] == ["r1"]
     assert len(client.calls) == 2
 
 
@@ -154,7 +154,7 @@ async def test_the_refusal_of_the_only_replica_is_final() -> None:
     client.say("a", refusal("r0", "queue_full"))
     await settled()
     with pytest.raises(QueueFull):
-        await stream.read()
+        await heard(stream)
     assert client.calls == [("a", ())]
 
 
@@ -165,7 +165,7 @@ async def test_a_replica_that_dies_before_it_took_the_request_is_replaced_by_ano
     await settled()
     client.say("a", StreamMessage("r1"))
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1"]
+    assert [m.replica_id for m in await heard(stream)] == ["r1"]
 
 
 async def test_a_replica_that_dies_later_ends_its_stream_after_what_it_said() -> None:
@@ -173,9 +173,9 @@ async def test_a_replica_that_dies_later_ends_its_stream_after_what_it_said() ->
     stream = await opened(leases, client)
     client.say("a", TAKEN, token("x"), EngineDead("gone"))
     await settled()
-    assert len(await stream.read()) == 2
+    assert len(await heard(stream)) == 2
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
     assert len(client.calls) == 1
 
 
@@ -184,9 +184,9 @@ async def test_a_call_that_just_stops_is_an_error() -> None:
     stream = await opened(leases, client)
     client.say("a", TAKEN, None)
     await settled()
-    assert len(await stream.read()) == 1
+    assert len(await heard(stream)) == 1
     with pytest.raises(EngineFailure):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_shutting_down_aborts_everything_and_ends_every_reader() -> None:
@@ -199,5 +199,5 @@ async def test_shutting_down_aborts_everything_and_ends_every_reader() -> None:
     assert client.aborted == [("r0", "a"), ("r0", "b")]
     for stream in streams:
         with pytest.raises(Unavailable):
-            await stream.read()
-            await stream.read()
+            await heard(stream)
+            await heard(stream)

@@ -16,9 +16,10 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from deployments.cli.limits import change_limits, fetch_limits, given_limits, show_limits
 from deployments.config import IngressSettings, ModelSettings
 from deployments.limited_replicas_fake import FakeLimitedReplicas
-from deployments.limits_endpoint import MAX_BODY_BYTES, PROXY_HEADERS, LimitsOfModel, limits_routes
+from deployments.limits_endpoint import MAX_BODY_BYTES, LimitsOfModel, limits_routes
 from deployments.live_limits import LiveLimits
 from deployments.model_client_fake import FakeModelClient
+from deployments.sender_check import PROXY_HEADERS
 from deployments.served_model import ServedModel
 from replica.config import SchedulerConfig
 from replica.errors import BrimfulError, InvalidRequest, SettingError, UnknownModel
@@ -55,6 +56,14 @@ class Site:
 
 
 HALF = {"model": "small", "limits": {"max_num_batched_tokens": 32}}
+
+
+async def test_many_who_ask_at_once_cost_two_rounds() -> None:
+    site = Site("small")
+    async with site.client() as client:
+        answers = await asyncio.gather(*(client.get("/limits") for _ in range(40)))
+    assert len({answer.content for answer in answers}) == 1
+    assert site.replicas["small"].calls == [("small-1", "limits"), ("small-2", "limits")] * 2
 
 
 async def test_limits_are_shown_for_all_models_with_start_and_range() -> None:

@@ -35,7 +35,12 @@ def test_a_chat_becomes_one_request_with_all_that_was_asked() -> None:
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert request.prompt_ids == TOKENIZER.encode(text, False)
     assert (request.request_id, request.n, request.priority, request.cache_salt) == ("r", 2, -1, "s")
-    assert (request.lease, request.sampling.max_tokens) == ("l", 5)
+    assert (request.lease, request.sampling.max_tokens, request.session) == ("l", 5, "")
+
+
+def test_a_prompt_cache_key_names_the_session_of_every_prompt() -> None:
+    assert [request.session for request in complete(["a", "b"], prompt_cache_key="talk")] == ["talk", "talk"]
+    assert chat("hello", prompt_cache_key="talk")[0].session == "talk"
 
 
 def test_every_request_leaves_with_a_seed_and_each_prompt_with_its_own() -> None:

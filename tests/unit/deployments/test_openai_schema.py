@@ -24,6 +24,7 @@ SAMPLES: list[tuple[str, list[Any], list[Any]]] = [
     ("skip_special_tokens", [None, True, False], [1, "no"]),
     ("stream", [None, True, False], [1, "true"]),
     ("cache_salt", [None, "tenant"], ["", 1, "x" * 513]),
+    ("prompt_cache_key", [None, "", "talk", "x" * 512], [1, "x" * 513]),
     ("stop", [None, [], "a", ["a", "bc"], ["x"] * 16, "🌶"], ["", ["a", ""], [1], {"a": 1}, 5, ["x"] * 17, "x" * 1025]),
     ("user", [None, "me"], [1, "x" * 513]),
     ("store", [None, True, False], ["yes"]),

@@ -45,15 +45,15 @@ class Asked(Site):
             routes=[explained_route("/", {"m": self.model}, self.edge, "i1")], exception_handlers=ERROR_HANDLERS
         )
 
-    async def post(self, body: object) -> httpx.Response:
+    async def post(self, body: object, host: str = "127.0.0.1", **headers: str) -> httpx.Response:
         if self._loaded:
             await self.model.load()
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.http() as client:
-            return await client.post("/route", content=content)
+        async with self.http(host) as client:
+            return await client.post("/route", content=content, headers=headers)
 
-    def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url="http://service", transport=httpx.ASGITransport(self.app))
+    def http(self, host: str = "127.0.0.1") -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url="http://service", transport=httpx.ASGITransport(self.app, client=(host, 1)))
 
 
 async def told(here: Asked, **more: Any) -> dict[str, Any]:
@@ -133,6 +133,19 @@ async def test_every_policy_explains_itself(policy: str) -> None:
     assert why(answer).endswith(".") and shown(answer)
 
 
+async def test_what_names_a_session_goes_to_one_place_and_what_names_none_is_told_to_go_anywhere() -> None:
+    here = Asked(router="session_affinity")
+    told_of = [await told(here, prompt=[7] * length, prompt_cache_key="talk") for length in (1, 40, 80)]
+    assert len({answer["replica"] for answer in told_of}) == 1
+    assert [answer["session_by"] for answer in told_of] == ["session"] * 3
+    assert why(told_of[0]).startswith(f"session_affinity: {told_of[0]['replica']} is where the session belongs")
+    assert (await told(here, prompt=[7] * 40))["session_by"] == "prompt"
+    short = await told(here, prompt=[7])
+    assert short["session_by"] == "request"
+    assert f"so it may go anywhere: to {short['replica']}, or to another one" in why(short)
+    assert (await told(Asked(), prompt_cache_key="talk"))["session_by"] is None
+
+
 async def test_of_very_many_replicas_a_bounded_number_is_listed() -> None:
     here = Asked(*[f"r{i}" for i in range(1000)])
     answer = await told(here)
@@ -161,6 +174,26 @@ async def test_what_is_refused_is_named(body: object, status: int, words: str) -
     answer = await Asked(max_body_bytes=10_000).post(body)
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("limits_from", "host", "headers", "status"),
+    [
+        ("this-machine", "127.0.0.1", {}, 200),
+        ("this-machine", "10.0.0.7", {}, 403),
+        ("this-machine", "127.0.0.1", {"origin": "http://page.example"}, 403),
+        ("this-machine", "127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, 403),
+        ("anywhere", "10.0.0.7", {"origin": "http://page.example"}, 200),
+        ("nowhere", "127.0.0.1", {}, 403),
+    ],
+)
+async def test_what_is_cached_is_told_to_those_only_who_may_change_limits(
+    limits_from: str, host: str, headers: dict[str, str], status: int
+) -> None:
+    answer = await Asked(limits_from=limits_from).post({"model": "m", "prompt": PROMPT}, host, **headers)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["message"].startswith("decisions can")
 
 
 async def test_while_the_model_loads_and_without_replicas_it_is_503_and_while_draining_it_answers() -> None:

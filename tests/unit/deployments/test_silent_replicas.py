@@ -11,7 +11,7 @@ from deployments.model_client_fake import FakeModelClient
 from deployments.open_stream import OpenStream
 from replica.errors import EngineDead
 from replica.request import FinishReason, StreamMessage
-from tests.unit.deployments.lease_parts import TAKEN, FakeClock, opened, refusal, settled, token
+from tests.unit.deployments.lease_parts import TAKEN, FakeClock, heard, opened, refusal, settled, token
 
 
 async def one_stream(*replicas: str, **limits_s: float) -> tuple[FakeClock, FakeModelClient, Leases, OpenStream]:
@@ -28,11 +28,11 @@ async def test_streams_of_a_silent_replica_end_after_the_limit_and_not_before() 
     client.silent.add("r0")
     clock.now_s += 5
     await leases.beat()
-    assert len(await stream.read()) == 2
+    assert len(await heard(stream)) == 2
     clock.now_s += 0.1
     await leases.beat()
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_message_proves_that_a_replica_lives() -> None:
@@ -47,7 +47,7 @@ async def test_a_message_proves_that_a_replica_lives() -> None:
     await leases.beat()
     client.say("a", token("y", FinishReason.STOP), None)
     await settled()
-    assert [m.events[0].text for m in (await stream.read()) if m.events] == ["x", "y"]
+    assert [m.events[0].text for m in (await heard(stream)) if m.events] == ["x", "y"]
 
 
 async def test_a_request_that_was_sent_waits_for_the_step_of_a_replica_that_answers() -> None:
@@ -58,7 +58,7 @@ async def test_a_request_that_was_sent_waits_for_the_step_of_a_replica_that_answ
     assert client.renewed == [("r0", "lease", ("a",))]
     client.say("a", TAKEN)
     await settled()
-    assert len(await stream.read()) == 1
+    assert len(await heard(stream)) == 1
 
 
 async def test_a_request_that_was_sent_to_a_silent_replica_ends() -> None:
@@ -69,7 +69,7 @@ async def test_a_request_that_was_sent_to_a_silent_replica_ends() -> None:
     clock.now_s += 5.1
     await leases.beat()
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_request_that_a_silent_replica_has_not_taken_moves_to_another_one() -> None:
@@ -88,8 +88,8 @@ async def test_a_request_that_a_silent_replica_has_not_taken_moves_to_another_on
     client.sent_to["a"] = "r1"
     client.say("a", StreamMessage("r1"), token("x", FinishReason.STOP, replica="r1"), None)
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1", "r1"]
-    assert await stream.read() == []
+    assert [m.replica_id for m in await heard(stream)] == ["r1", "r1"]
+    assert await heard(stream) == []
     leases.close(stream)
     await settled()
     assert (client.aborted, client.forgotten, len(leases), leases.num_background) == ([], ["a"], 0, 0)
@@ -106,7 +106,7 @@ async def test_a_request_moves_once_and_ends_when_the_second_replica_is_silent_t
         await settled()
     assert client.calls == [("a", ()), ("a", ("r0",))]
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_request_that_one_replica_refused_waits_for_the_second_as_long_as_any_other() -> None:
@@ -122,11 +122,11 @@ async def test_a_request_that_one_replica_refused_waits_for_the_second_as_long_a
     assert client.calls == [("a", ()), ("a", ("r0",))]
     client.say("a", StreamMessage("r1"))
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1"]
+    assert [m.replica_id for m in await heard(stream)] == ["r1"]
     clock.now_s += 5.1
     await leases.beat()
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_renewal_that_fails_late_says_nothing_of_requests_that_have_left_by_then() -> None:
@@ -148,7 +148,7 @@ async def test_a_renewal_that_fails_late_says_nothing_of_requests_that_have_left
     assert client.calls == [("a", ()), ("a", ("r0",))]
     client.say("a", StreamMessage("r1"), token("x", FinishReason.STOP, replica="r1"), None)
     await settled()
-    assert [m.replica_id for m in await stream.read()] == ["r1", "r1"]
+    assert [m.replica_id for m in await heard(stream)] == ["r1", "r1"]
 
 
 async def test_an_ingress_that_stood_still_judges_nobody_by_it() -> None:
@@ -163,12 +163,12 @@ async def test_an_ingress_that_stood_still_judges_nobody_by_it() -> None:
     client.answers["r0"].set()
     await round_
     assert client.distrusted == []
-    assert len(await stream.read()) == 1
+    assert len(await heard(stream)) == 1
     client.silent.clear()
     await leases.beat()
     client.say("a", token("x", FinishReason.STOP), None)
     await settled()
-    assert len(await stream.read()) == 1
+    assert len(await heard(stream)) == 1
 
 
 async def test_a_stream_that_a_silent_replica_computes_does_not_move() -> None:
@@ -182,9 +182,9 @@ async def test_a_stream_that_a_silent_replica_computes_does_not_move() -> None:
     assert client.calls == [("a", ())]
     clock.now_s += 0.2
     await leases.beat()
-    assert len(await stream.read()) == 1
+    assert len(await heard(stream)) == 1
     with pytest.raises(EngineDead):
-        await stream.read()
+        await heard(stream)
 
 
 async def test_a_client_that_leaves_when_its_request_has_moved_leaves_nothing() -> None:

@@ -166,7 +166,6 @@ def test_characters_that_some_clients_take_for_line_ends_are_escaped() -> None:
 def collected(collector: ChatCollector | CompletionCollector, *messages: StreamMessage) -> Any:
     for one in messages:
         collector.feed(0, one)
-    assert collector.complete
     return json.loads(collector.body())
 
 
@@ -202,7 +201,6 @@ def test_a_failed_event_fails_the_collected_answer() -> None:
 def test_an_answer_that_broke_off_is_no_answer() -> None:
     collector = ChatCollector(answer())
     collector.feed(0, message(token("a", 1)))
-    assert not collector.complete
     with pytest.raises(EngineFailure, match="broke off"):
         collector.body()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from replica.metrics import Metrics
-from router.health import FIRST_S, LONGEST_S, MAX_CASES, SUSPECT_S, ReplicaHealth
+from router.health import FIRST_S, LONGEST_S, MAX_CASES, SUSPECT_S, TRIAL_S, ReplicaHealth
 from router.metrics import ROUTER_METRICS
 from tests.unit.router.loads import Clock, view
 
@@ -107,7 +109,7 @@ def test_when_its_time_is_over_one_request_at_a_time_tries_it(health: ReplicaHea
     clock.now_s += 0.1
     assert "a" in health.candidates(ALL)
     health.chosen("trial", "a")
-    clock.now_s += 1000
+    clock.now_s += TRIAL_S - 0.1
     assert "a" not in health.candidates(ALL)
     health.succeeded("trial", "a")
     assert (health.candidates(ALL), health.failing()) == (ALL, set())
@@ -121,6 +123,39 @@ def test_a_trial_that_says_nothing_is_followed_by_another(health: ReplicaHealth,
         health.chosen("trial", "a")
         health.ended("trial")
         assert "a" not in health.candidates(ALL)
+
+
+def test_a_trial_of_which_nothing_is_heard_gives_way_to_another(health: ReplicaHealth, clock: Clock) -> None:
+    fail(health, "r1", "r2", "r3")
+    clock.now_s += FIRST_S
+    for trial in ("first", "second"):
+        health.chosen(trial, "a")
+        clock.now_s += TRIAL_S - 0.1
+        assert "a" not in health.candidates(ALL)
+        clock.now_s += 0.1
+        assert "a" in health.candidates(ALL)
+
+
+@pytest.mark.parametrize("go_elsewhere", [ReplicaHealth.chosen, ReplicaHealth.routed])
+def test_a_trial_that_goes_elsewhere_is_followed_by_another(
+    health: ReplicaHealth, clock: Clock, go_elsewhere: Callable[[ReplicaHealth, str, str], None]
+) -> None:
+    fail(health, "r1", "r2", "r3")
+    clock.now_s += FIRST_S
+    health.chosen("trial", "a")
+    go_elsewhere(health, "trial", "b")
+    assert "a" not in health.candidates(ALL)
+    clock.now_s += FIRST_S
+    assert "a" in health.candidates(ALL)
+
+
+def test_a_trial_that_is_taken_where_it_was_sent_goes_on(health: ReplicaHealth, clock: Clock) -> None:
+    fail(health, "r1", "r2", "r3")
+    clock.now_s += FIRST_S
+    health.chosen("trial", "a")
+    health.routed("trial", "a")
+    clock.now_s += FIRST_S
+    assert "a" not in health.candidates(ALL)
 
 
 def test_each_failed_trial_doubles_the_time_up_to_the_longest(health: ReplicaHealth, clock: Clock) -> None:

@@ -64,6 +64,6 @@ def test_an_engine_that_began_anew_is_cold_again(clock: Clock) -> None:
     state.observe(report("a"))
     clock.now_s += 11.0
     state.choose(request("r"), ["a"])
-    assert state._cold == {}
+    assert state._looked_at._cold == {}
     state.observe(report("a", epoch="life-2", number=0))
-    assert state._cold == {"a": clock.now_s}
+    assert state._looked_at._cold == {"a": clock.now_s}

@@ -2,17 +2,20 @@ from collections.abc import Callable
 
 import pytest
 
-from router.inflight import InflightLedger, LedgerCounts
+from router.inflight import MAX_OVER, InflightLedger, LedgerCounts
 from tests.unit.router.loads import report, request
 
 PENDING = LedgerCounts(1, 1, 160, 160, prefill_tokens=160, pending_prefill_tokens=160)
 REPORTED = LedgerCounts(num_in_flight=1, prefill_tokens=160)
 
 
+SENT = request("r")
+
+
 @pytest.fixture
 def ledger() -> InflightLedger:
     ledger = InflightLedger(expected_output_tokens=256, expire_after_s=10.0, remember_ended_s=5.0)
-    ledger.sent(request("r"), "a", 0.0)
+    ledger.sent(SENT, "a", 0.0)
     return ledger
 
 
@@ -83,7 +86,7 @@ def test_a_request_sent_again_is_open_at_one_replica_only(ledger: InflightLedger
     assert len(ledger) == 1
 
 
-@pytest.mark.parametrize("move", [lambda led: led.routed("r", "b"), lambda led: led.accepted("r", "b", None, 1.0)])
+@pytest.mark.parametrize("move", [lambda led: led.routed(SENT, "b"), lambda led: led.accepted("r", "b", None, 1.0)])
 def test_it_follows_the_request_to_the_replica_that_really_got_it(
     ledger: InflightLedger, move: Callable[[InflightLedger], object]
 ) -> None:
@@ -95,7 +98,7 @@ def test_it_follows_the_request_to_the_replica_that_really_got_it(
     "leave",
     [
         lambda led: led.ended("r", 1.0),
-        lambda led: led.released("r", "a"),
+        lambda led: led.released(SENT),
         lambda led: led.forget("a"),
         lambda led: led.expire(10.1),
     ],
@@ -123,10 +126,49 @@ def test_a_decision_that_was_under_way_when_the_request_ended_opens_nothing(ledg
     assert ledger.counts()["a"].num_in_flight == 2
 
 
-def test_the_end_of_an_earlier_call_elsewhere_leaves_the_retry_open(ledger: InflightLedger) -> None:
+@pytest.mark.parametrize("sent_again_to", ["a", "b"])
+def test_what_is_told_late_of_an_earlier_try_leaves_the_next_one_as_it_is(
+    ledger: InflightLedger, sent_again_to: str
+) -> None:
+    ledger.sent(request("r"), sent_again_to, 1.0)
+    assert ledger.routed(SENT, "c") is False
+    ledger.released(SENT)
+    assert ledger.counts() == {sent_again_to: PENDING}
+
+
+def test_where_a_call_went_that_is_over_unheard_is_known_until_the_request_ends_or_is_sent_again(
+    ledger: InflightLedger,
+) -> None:
+    ledger.released(SENT)
+    assert (ledger.replica_of("r"), ledger.last_replica_of("r")) == (None, "a")
     ledger.sent(request("r"), "b", 1.0)
-    ledger.released("r", "a")
-    assert ledger.counts() == {"b": PENDING}
+    assert ledger.last_replica_of("r") == "b"
+    ledger.ended("r", 2.0)
+    assert ledger.last_replica_of("r") is None
+    other = request("other")
+    ledger.sent(other, "c", 3.0)
+    ledger.released(other)
+    ledger.ended("other", 4.0)
+    assert ledger.last_replica_of("other") is None
+
+
+@pytest.mark.parametrize("heard_first", [True, False])
+def test_a_replica_that_was_heard_is_not_remembered_when_its_call_is_over(
+    ledger: InflightLedger, heard_first: bool
+) -> None:
+    if heard_first:
+        ledger.accepted("r", "a", None, 1.0)
+    ledger.released(SENT)
+    ledger.accepted("r", "a", None, 1.0)
+    assert ledger.last_replica_of("r") is None
+
+
+def test_of_calls_that_are_over_the_latest_are_remembered(ledger: InflightLedger) -> None:
+    calls = [request(f"r{number}") for number in range(MAX_OVER + 1)]
+    for call in calls:
+        ledger.sent(call, "a", 1.0)
+        ledger.released(call)
+    assert [ledger.last_replica_of(f"r{number}") for number in (0, 1, MAX_OVER)] == [None, "a", "a"]
 
 
 def test_messages_keep_a_long_stream_from_expiring(ledger: InflightLedger) -> None:
@@ -139,8 +181,8 @@ def test_messages_keep_a_long_stream_from_expiring(ledger: InflightLedger) -> No
 
 def test_strangers_are_ignored(ledger: InflightLedger) -> None:
     ledger.accepted("?", "a", None, 1.0)
-    ledger.routed("?", "b")
-    ledger.released("?", "a")
+    ledger.routed(request("?"), "b")
+    ledger.released(request("?"))
     ledger.ended("?", 1.0)
     ledger.forget("z")
     assert ledger.counts() == {"a": PENDING}

@@ -1,7 +1,9 @@
+from collections.abc import Iterator
+
 import pytest
 
 from router import prefix_index
-from router.prefix_index import PrefixIndex
+from router.prefix_index import Matched, PrefixIndex
 
 CHAIN = tuple(bytes([i]) for i in range(6))
 
@@ -14,6 +16,27 @@ def test_match_counts_leading_blocks_of_every_holder() -> None:
     assert index.match(CHAIN[:4]) == {"a": 4, "b": 2}
     assert index.match(()) == {}
     assert index.match((b"?", *CHAIN)) == {}
+
+
+class Passes(list[tuple[int, int]]):
+    """Counts how often somebody begins to go through it."""
+
+    num = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.num += 1
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[tuple[int, int]]:
+        self.num += 1
+        return super().__reversed__()
+
+
+def test_all_holders_are_told_in_one_pass_those_of_most_first() -> None:
+    runs = Passes([(1, 0b001), (3, 0b110)])
+    matched = Matched(runs, {"a": 1, "b": 2, "c": 4}, {1: "a", 2: "b", 4: "c"})
+    assert list(iter(matched.items())) == [("b", 3), ("c", 3), ("a", 1)]
+    assert (runs.num, len(matched.items()), ("c", 3) in matched.items()) == (1, 3, True)
 
 
 def test_a_replica_that_joins_mid_chain_holds_no_leading_block() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -12,9 +13,10 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 
 from replica.errors import EngineDead, SettingError
 from replica.request import LoadReport
+from router.config import POLICIES
 from router.serve_router import MAX_LEAVING, BrimfulRouter, report_of
 from router.states import state_for
-from tests.unit.router.loads import report, request
+from tests.unit.router.loads import CHAIN, report, request
 
 
 class FakeReplica:
@@ -65,10 +67,43 @@ async def test_requests_are_ranked_by_the_reported_load_one_replica_a_rank(route
     assert pending.routing_context.should_backoff
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_replicas", [3, 70])
+async def test_an_explanation_names_the_replica_that_is_chosen_next_in_whatever_order_serve_lists_them(
+    router: BrimfulRouter, policy: str, num_replicas: int
+) -> None:
+    router.initialize_state(policy=policy)
+    names = [f"{(number * 37 + 5) % num_replicas:02}" for number in range(num_replicas)]
+    assert names != sorted(names)
+    router.update_replicas(replicas(router, *names, **{name: report(name) for name in names}))
+    explained, chosen = [], []
+    for number in range(20):
+        wanted = request(f"q{number}", block_hashes=CHAIN[: number % 5], session=f"s{number}")
+        explained.append([name for name, _ in router._state.explain(wanted).decision.ranking])
+        chosen.append(await ranked(router, call(route=wanted)))
+    assert explained == chosen
+
+
 async def test_a_call_that_is_no_request_leaves_the_ledger_alone(router: BrimfulRouter) -> None:
     router.update_replicas(replicas(router, "a", "b"))
     assert sorted(await ranked(router, call())) == ["a", "b"]
     assert len(router._state.ledger) == 0
+
+
+async def test_a_call_that_ends_late_leaves_the_next_try_at_the_same_replica_in_the_ledger(
+    router: BrimfulRouter,
+) -> None:
+    router.update_replicas(replicas(router, "a"))
+    at, calls, ends = ReplicaID(unique_id="a", deployment_id=router._deployment_id), [], []
+    for _ in range(2):
+        calls.append(call(route=request("r")))
+        ends.append(Future[None]())
+        await ranked(router, calls[-1])
+        router.on_request_routed(calls[-1], at, ends[-1])
+    ends[0].set_result(None)
+    assert router._state.replica_of("r") == "a"
+    ends[1].set_result(None)
+    assert (router._state.replica_of("r"), router._state.last_replica_of("r")) == (None, "a")
 
 
 async def pinned(router: BrimfulRouter, replica_id: str) -> str:

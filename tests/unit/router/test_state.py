@@ -7,6 +7,7 @@ from replica.errors import Unavailable
 from replica.metrics import Metrics
 from replica.request import StreamMessage
 from router.config import RouterConfig
+from router.health import EJECT_AFTER, FIRST_S
 from router.inflight import LedgerCounts
 from router.load import load_of
 from router.metrics import ROUTER_METRICS
@@ -28,8 +29,9 @@ def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
 
 
 def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
-    winner = state.choose(request("r"), ["a", "b", "c"]).replica_id
-    state.routed("r", winner)
+    sent = request("r")
+    winner = state.choose(sent, ["a", "b", "c"]).replica_id
+    state.routed(sent, winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
     assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0)}
@@ -261,3 +263,29 @@ def test_router_and_ingress_threads_leave_an_empty_ledger(clock: Clock) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(live, range(4)))
     assert (len(state.ledger), state.ledger.counts()) == (0, {})
+
+
+def eject(state: RouterState, replica_id: str) -> None:
+    state.health.candidates("abc")
+    for number in range(EJECT_AFTER):
+        state.health.failed(f"failed-{number}", replica_id)
+        state.health.succeeded(f"failed-{number}", "b")
+
+
+def test_a_decision_that_was_under_way_when_its_request_ended_is_no_trial(state: RouterState, clock: Clock) -> None:
+    eject(state, "a")
+    clock.now_s += FIRST_S
+    state.ended("late")
+    assert state.choose(request("late"), ["a"]).replica_id == "a"
+    clock.now_s += FIRST_S
+    assert state.health.candidates("abc") == "abc"
+
+
+def test_a_trial_that_serve_routes_elsewhere_is_followed_by_another(state: RouterState, clock: Clock) -> None:
+    eject(state, "a")
+    clock.now_s += FIRST_S
+    trial = request("r")
+    assert state.choose(trial, ["a"]).replica_id == "a"
+    state.routed(trial, "b")
+    clock.now_s += FIRST_S
+    assert state.health.candidates("abc") == "abc"
