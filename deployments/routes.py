@@ -1,4 +1,6 @@
-"""OpenAI's routes of one group of models, and errors in OpenAI's shape for everything else. Plain ASGI: no Ray here.
+"""OpenAI's routes of one group of models, and errors in OpenAI's shape for everything else.
+
+Plain ASGI, which needs no running Ray: of it only `http_body.py` knows two errors.
 
 POST <prefix>/v1/chat/completions, <prefix>/v1/completions    generation.py
 GET  <prefix>/v1/models, <prefix>/v1/models/{id}

@@ -14,7 +14,8 @@ An answer is a first token, or a good end. Answering anything makes a replica wh
 
 - *Suspect*: for `SUSPECT_S` after a failure, whoever's it was, it counts as busy as the mean of the others, less and
   less (as one that has just come does), so that it draws nothing by being idle. A request that failed elsewhere is sent
-  to it only when all are suspect: the contrast needs a sound replica.
+  to it only when all are suspect: the contrast needs a sound replica. Of the scorers only `cost_s` looks at the ramp:
+  under a policy without it a suspect draws what it drew before, until it is ejected.
 - *Ejected*: gets requests only when nobody else may have them. First for `FIRST_S`, then after each failure in a trial
   twice as long, at most `LONGEST_S`.
 - *On trial*: one request at a time, for `TRIAL_S` at most. A trial that says nothing (its client left, it went
@@ -81,14 +82,17 @@ class _Case(NamedTuple):
 
 
 class ReplicaHealth:
-    """Thread-safe. `clock` is monotonic seconds. While nothing fails it costs nothing, not even its lock."""
+    """Thread-safe. `clock` is monotonic seconds. While nothing fails it costs nothing, not even its lock.
+
+    `num_replicas`: among how many the last decision chose; whoever decides says so.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._streaks: dict[str, _Streak] = {}
         self._cases: OrderedDict[str, _Case | None] = OrderedDict()  # None: judged
-        self._num_replicas = 0
+        self.num_replicas = 0
         self._metrics: Metrics | None = None
         self._model_name = ""
 
@@ -130,7 +134,6 @@ class ReplicaHealth:
     def candidates(self, replica_ids: Sequence[str], exclude: Collection[str] = ()) -> Sequence[str]:
         """Whom to choose from: those in `exclude` (they just failed the request), ejected ones and, for a request that
         failed elsewhere, suspects are left out, each unless that leaves nobody."""
-        self._num_replicas = len(replica_ids)
         left = _without(replica_ids, exclude)
         if not self._streaks:
             return left
@@ -211,7 +214,7 @@ class ReplicaHealth:
         if streak.ejected_for_s:
             if failed_at_s <= streak.ejected_at_s:
                 return
-        elif streak.num_own < EJECT_AFTER or len(self._ejected()) + 1 > self._num_replicas // 2:
+        elif streak.num_own < EJECT_AFTER or len(self._ejected()) + 1 > self.num_replicas // 2:
             return
         now = streak.ejected_at_s = self._clock()
         streak.ejected_for_s = min(LONGEST_S, 2 * streak.ejected_for_s) or FIRST_S

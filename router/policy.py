@@ -107,8 +107,14 @@ class Policy:
             parts=parts,
             report_age_s=now - candidates[winner].load.arrived_at_s,
             reason=ignored or _reason(columns, totals, order),
-            cost_s=self._tau_s * (1.0 / parts["cost_s"] - 1.0) if parts.get("cost_s") else None,
+            cost_s=self._cost_s(parts.get("cost_s", 0.0), candidates, winner),
         )
+
+    def _cost_s(self, score: float, candidates: list[ReplicaView], winner: int) -> float | None:
+        """The seconds of which `cost_s` made this score; None where it made none, or put a stale one below others."""
+        if not score or (candidates[winner].is_stale and not all(view.is_stale for view in candidates)):
+            return None
+        return self._tau_s * (1.0 / score - 1.0)
 
     def chose(self, replica_id: str) -> None:
         """The request of the last decision goes there: next time it is the turn of others."""

@@ -83,6 +83,7 @@ class RouterState:
         started_s = time.perf_counter()
         with self._deciding:
             now = self._clock()
+            self.health.num_replicas = len(replica_ids)
             candidates = self.health.candidates(replica_ids, exclude)
             self._expire(now)
             matched, views = self._looked_at.look(request, candidates, self.policy.shortlist, now)

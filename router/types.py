@@ -109,7 +109,8 @@ class Decision:
     """Which replica, and why: the best ones in order with total scores, and each scorer's part for the winner.
 
     `reason` is the one word for it that metrics count: see `Policy`. `report_age_s` is the age of the winner's report,
-    infinite when it has none. `cost_s`: seconds that the winner was expected to cost; None when nobody asked.
+    infinite when it has none. `cost_s`: seconds that the winner was expected to cost; None when nobody asked, and when
+    it is stale and others aren't: then it isn't known.
     """
 
     policy: str

@@ -25,7 +25,8 @@ LOAD_ONLY = ("round_robin", "power_of_two", "least_in_flight")
 BASELINES = (*LOAD_ONLY, "session_affinity")
 
 READ_NO_REPORTS = ("round_robin", "least_in_flight", "session_affinity")
-"""The age of reports changes nothing for these: one run stands for all delays."""
+"""The age of reports changes next to nothing for these, since they choose without them: one run stands for all delays.
+(Their filters read reports, of who drains and whose queue is full, which hardly anybody is in these cells.)"""
 
 POLICIES: Mapping[str, RouterConfig] = {
     SHIPPED: RouterConfig(),

@@ -85,6 +85,7 @@ class Router:
             "peers": dict(vars(self.state._peers)),
             "ledger": (self.state.ledger.counts(), len(self.state.ledger)),
             "index": len(self.state.index),
+            "health": self.state.health.num_replicas,
             "dice": self.state._rng.getstate(),
             "counted": [
                 (sample.name, sample.labels, sample.value)

@@ -34,7 +34,7 @@ class HealthMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.health = ReplicaHealth(lambda: self.now)
-        self.health.candidates(NAMES)
+        self.health.num_replicas = len(NAMES)
         self.history: list[Said] = []
         self.ejections: dict[str, list[float]] = {}  # replica -> when, since its last answer
         self.until: dict[str, float] = {}

@@ -141,6 +141,7 @@ class Judged(FakeModelClient):
     def __init__(self, *replica_ids: str, broken: str = "") -> None:
         super().__init__(*replica_ids)
         self.health = ReplicaHealth(lambda: 0.0)
+        self.health.num_replicas = len(replica_ids)
         self.broken = broken
         self.chosen: list[str] = []
 

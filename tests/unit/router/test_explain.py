@@ -86,6 +86,13 @@ def test_of_many_replicas_those_are_told_that_a_decision_looks_at() -> None:
     assert MAX_SCORED * 0.8 < len(told.candidates) <= MAX_SCORED
 
 
+def test_a_question_says_nothing_of_how_many_may_be_ejected() -> None:
+    state = a_state()
+    state.choose(request(), ["a"])
+    state.explain(request())
+    assert state.health.num_replicas == 1
+
+
 def test_a_choice_among_nobody_is_refused_whatever_the_prompt() -> None:
     with pytest.raises(Unavailable):
         a_state().choose(request(block_hashes=CHAIN), [])

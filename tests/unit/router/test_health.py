@@ -17,7 +17,7 @@ ALL = ["a", "b", "c", "d"]
 @pytest.fixture
 def health(clock: Clock) -> ReplicaHealth:
     health = ReplicaHealth(clock)
-    health.candidates(ALL)
+    health.num_replicas = len(ALL)
     return health
 
 
@@ -81,7 +81,7 @@ def test_of_several_answers_that_a_replica_fails_one_counts(health: ReplicaHealt
 @pytest.mark.parametrize(("num_replicas", "num_ejected"), [(1, 0), (2, 1), (3, 1), (4, 2), (8, 4)])
 def test_never_more_than_half_are_ejected(clock: Clock, num_replicas: int, num_ejected: int) -> None:
     health, names = ReplicaHealth(clock), [f"r{number}" for number in range(num_replicas)]
-    health.candidates(names)
+    health.num_replicas = num_replicas
     for name in names:
         fail(health, *(f"{name}-{number}" for number in range(9)), at=name, then="elsewhere")
     assert len(health.ejected()) == num_ejected

@@ -8,6 +8,7 @@ from replica.errors import SettingError, Unavailable
 from router.config import RouterConfig
 from router.picker import BestInTurn
 from router.policy import Policy, build_policy
+from router.scorers.cost_s import DEFAULT_PREFILL_TOKENS_PER_S
 from router.types import Decision, ReplicaView, RouteRequest
 from tests.unit.router.loads import request, view
 
@@ -27,6 +28,17 @@ def test_the_least_loaded_wins_and_the_ranking_goes_on_in_order() -> None:
     assert decision.replica_id == "b"
     assert decision.reason == "queue_depth"
     assert decision.report_age_s == 2.0
+
+
+def test_what_a_stale_winner_costs_is_not_known_unless_all_are_stale() -> None:
+    slow: dict[str, Any] = {"num_running": 60, "decode_tokens_per_s": 1.0}
+    policy = build_policy(RouterConfig(), random.Random(0))
+    policy.chose("b")  # so next in turn, among two that are next to hopeless, is the stale one
+    decision = policy.decide(request(), [view("a", is_stale=True), view("b", **slow)], 2.0)
+    assert (decision.replica_id, decision.cost_s) == ("a", None)
+    decision = policy.decide(request(), [view("a", is_stale=True), view("b", is_stale=True, **slow)], 2.0)
+    assert decision.replica_id == "a"
+    assert decision.cost_s == pytest.approx(160 / DEFAULT_PREFILL_TOKENS_PER_S)
 
 
 def test_totals_are_the_weighted_mean_of_the_scores() -> None:

@@ -266,7 +266,7 @@ def test_router_and_ingress_threads_leave_an_empty_ledger(clock: Clock) -> None:
 
 
 def eject(state: RouterState, replica_id: str) -> None:
-    state.health.candidates("abc")
+    state.health.num_replicas = 3
     for number in range(EJECT_AFTER):
         state.health.failed(f"failed-{number}", replica_id)
         state.health.succeeded(f"failed-{number}", "b")
