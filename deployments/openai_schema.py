@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, from_json
 
+from deployments.field_ranges import number_range
 from deployments.openai_messages import ChatMessage
 from deployments.openai_unsupported import CHAT, COMPLETION, without_unsupported
 from replica.errors import InvalidRequest
@@ -242,10 +243,10 @@ def _validate(kind: type[_Request], fields: Mapping[str, Any]) -> _Request:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_input=False)[0]) from None
+        raise _refusal(kind, error.errors(include_url=False, include_input=False)[0]) from None
 
 
-def _refusal(first: ErrorDetails) -> InvalidRequest:
+def _refusal(model: type[BaseModel], first: ErrorDetails) -> InvalidRequest:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     param = _shown(path)
     if first["type"] == "extra_forbidden":
@@ -253,6 +254,9 @@ def _refusal(first: ErrorDetails) -> InvalidRequest:
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param)
     message = "must be an object" if first["type"] == "model_type" else first["msg"].removeprefix("Value error, ")
+    message = number_range(model, path, first["type"]) or message
+    if first["type"] == "too_short":
+        message = "must not be empty"
     return InvalidRequest(f"{param}: {message}", param=param or None)
 
 

@@ -93,6 +93,24 @@ def test_a_deep_content_in_a_message_is_refused() -> None:
         chat(messages=[{"role": "user", "content": deep}])
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong", "words"),
+    [
+        ("max_tokens", [0, 2**31, "8", 1.0, 2**63], "must be a whole number from 1 to 2147483647"),
+        ("temperature", [-0.1, 2.01, "0", 1e999], "must be a number from 0 to 2"),
+        ("top_p", [0, 1.01, "1"], "must be a number from more than 0 to 1"),
+        ("n", [0, 17], "must be a whole number from 1 to 16"),
+    ],
+)
+def test_whichever_end_of_a_range_was_missed_the_refusal_names_both(field: str, wrong: list[Any], words: str) -> None:
+    assert {refused(field, **{field: value}) for value in wrong} == {f"{field}: {words}"}
+
+
+def test_a_chat_without_messages_is_refused_in_plain_words() -> None:
+    with pytest.raises(InvalidRequest, match=r"^messages: must not be empty$"):
+        chat(messages=[])
+
+
 def test_unknown_fields_are_refused_by_name() -> None:
     assert refused("temprature", temprature=1) == "temprature is not a known field"
 
