@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 
@@ -69,17 +69,22 @@ class Conversation:
 
 
 def chat(url: str, model: str | None, system: str | None, options: dict[str, Any]) -> int:
-    """Read questions from stdin until its end, stream answers to stdout. Returns the exit code."""
+    """A conversation with the service at `url`. Returns the exit code."""
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=url, timeout=timeout, trust_env=False) as client:
-        conversation = Conversation(client, model, options, system)
-        terminal = sys.stdin.isatty()
-        if terminal:
-            print(f"{conversation.model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")
-        while (question := _read_question(terminal)) is not None:
-            if question.strip():
-                _answer(conversation, question)
-    return 0
+        return talk(Conversation(client, model, options, system), url)
+
+
+def talk(conversation: Conversation, url: str) -> int:
+    """Read questions from stdin until its end, stream answers to stdout. Returns the exit code: 1 when stdin isn't a
+    terminal and a question was left without an answer."""
+    terminal, all_answered = sys.stdin.isatty(), True
+    if terminal:
+        print(f"{conversation.model} at {url}. Ctrl-C stops an answer, Ctrl-D leaves.")
+    while (question := _read_question(terminal)) is not None:
+        if question.strip():
+            all_answered &= _answer(conversation, question, sys.stdout if terminal else sys.stderr)
+    return 0 if terminal or all_answered else 1
 
 
 def _read_question(terminal: bool) -> str | None:
@@ -95,7 +100,8 @@ def _read_question(terminal: bool) -> str | None:
             print()
 
 
-def _answer(conversation: Conversation, question: str) -> None:
+def _answer(conversation: Conversation, question: str, errors: TextIO) -> bool:
+    """Whether there was one."""
     pieces = conversation.ask(question)
     try:
         for piece in pieces:
@@ -104,10 +110,12 @@ def _answer(conversation: Conversation, question: str) -> None:
     except KeyboardInterrupt:
         print(" [stopped]")
     except InvalidRequest as error:
-        print(f"\n[{error.message}]")
+        print(f"\n[{error.message}]", file=errors)
+        return False
     finally:
         # Closes the connection: the service aborts the rest of the answer.
         pieces.close()
+    return True
 
 
 def _piece_of(chunk: dict[str, Any]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
-from deployments.cli.chat import Conversation
+from deployments.cli.chat import Conversation, talk
 from replica.errors import InvalidRequest, Unavailable, UnknownModel
 
 
@@ -108,3 +109,18 @@ def test_a_service_without_models_or_without_an_answer_is_said() -> None:
 
     with pytest.raises(UnknownModel, match="serves no model"):
         Conversation(httpx.Client(base_url="http://service", transport=httpx.MockTransport(empty)), None, {}, None)
+
+
+def test_a_script_learns_from_the_exit_code_that_a_question_was_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies = [
+        httpx.Response(400, json={"error": {"message": "no"}}),
+        *(httpx.Response(200, content=stream_of("yes")) for _ in range(2)),
+    ]
+    conversation = Conversation(Service(lambda: replies.pop(0)).client(), None, {}, None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert talk(conversation, "http://service") == 1
+    assert capsys.readouterr() == ("yes\n", "\n[no]\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("three\n"))
+    assert talk(conversation, "http://service") == 0
