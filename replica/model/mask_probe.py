@@ -35,7 +35,10 @@ def require_windows_in_calls(model: PreTrainedModel, max_model_len: int) -> None
     AttentionInterface.register(_NAME, comparison.attention)
     AttentionMaskInterface.register(_NAME, comparison.mask)
     with attention_implementation(model, _NAME), torch.inference_mode():
-        model(input_ids=torch.tensor([_PROBE_TOKENS], device=device), use_cache=False)
+        try:
+            model(input_ids=torch.tensor([_PROBE_TOKENS], device=device), use_cache=False)
+        except IndexError:  # a mask that looks up more than the two positions, in something as long as the prompt
+            comparison.has_own_masks = True
     if comparison.has_own_masks:
         raise ModelUnsupported(
             f"{model.config.model_type} can't be served: it makes attention masks of its own, which paged attention "

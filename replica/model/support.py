@@ -70,6 +70,10 @@ def _static_reason(model_class: type[PreTrainedModel], text: PretrainedConfig) -
     others = sorted(set(getattr(text, "layer_types", None) or ()) - _SUPPORTED_LAYERS)
     if others:
         return f"it has layers other than full and sliding attention ({', '.join(others)})"
+    if getattr(text, "attn_temperature_tuning", False):
+        return "it scales queries by their place in the step instead of their position (attn_temperature_tuning)"
+    if int(getattr(text, "num_hidden_layers", 1)) < 1:
+        return "its configuration says that it has no layers"
     return None
 
 

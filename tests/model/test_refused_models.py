@@ -18,6 +18,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.masking_utils import create_causal_mask
 
 from replica.config import ModelConfig, SchedulerConfig
 from replica.errors import ModelUnsupported
@@ -61,6 +62,40 @@ def test_an_architecture_that_would_answer_wrongly_is_refused_by_name(family: st
         load_runner(card_of(family, folder), model, SchedulerConfig(), progress=lambda _: None)
     assert loaded.value.message == prepared.value.message
     assert "\n" not in loaded.value.message
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("llama4_text", {"attention_chunk_size": None, "no_rope_layers": [1, 0, 1]}, "attn_temperature_tuning"),
+        ("llama", {"num_hidden_layers": 0}, "no layers"),
+    ],
+)
+def test_a_configuration_of_a_sound_family_may_be_what_is_refused(
+    family: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelUnsupported, match=rf"^{family} can't be served: .*{reason}"):
+        require_supported_config(make_config(family, **settings))
+
+
+def test_a_mask_that_looks_up_each_place_of_its_prompt_is_refused() -> None:
+    """As masks of images in a prompt do: nobody can ask it about other positions."""
+    model = make_model("llama")
+    forward, places = model.model.forward, torch.zeros(1, 3, dtype=torch.long)
+
+    def with_own_mask(*args: Any, **kwargs: Any) -> Any:
+        mask = create_causal_mask(
+            model.config,
+            model.model.embed_tokens(kwargs["input_ids"]),
+            None,
+            None,
+            and_mask_function=lambda b, h, q, k: places[b, q] == places[b, k],
+        )
+        return forward(*args, attention_mask=mask, **kwargs)
+
+    model.model.forward = with_own_mask
+    with pytest.raises(ModelUnsupported, match=r"^llama can't be served: it makes attention masks"):
+        require_windows_in_calls(model, 64)
 
 
 def test_accepted_families_pass_the_static_rule() -> None:
