@@ -7,6 +7,7 @@ code of the checkpoint's own, missing or cut files, a quantisation that this mac
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Container
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +19,7 @@ from replica.errors import ModelNotFound, ModelUnsupported
 # In transformers' order.
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
+_MAX_NAME_BYTES = 255
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _OTHERS = {"I64": 8, "I32": 4, "I16": 2}
 """Bytes of an element; every type that is in neither has one byte."""
@@ -39,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFound(f"{folder} has no config.json: it is not a transformers model folder")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelNotFound(f"{file} can't be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelNotFound(f"{file} holds no JSON object")
@@ -84,11 +86,11 @@ def weight_files(folder: Path) -> list[Path]:
 def _indexed_files(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelNotFound(f"{index} can't be read: {error}") from error
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ModelNotFound(f"{index} names a file outside its folder: {name!r}")
+        if not isinstance(name, str) or Path(name).name != name or len(name.encode()) > _MAX_NAME_BYTES:
+            raise ModelNotFound(f"{index} names a file that can't be in its folder: {str(name)[:100]!r}")
     return [index.parent / name for name in names]
 
 
@@ -103,8 +105,11 @@ def read_header(file: Path) -> list[StoredTensor]:
             entries = json.loads(stream.read(length))
             tensors = [(name, entry) for name, entry in entries.items() if name != "__metadata__"]
             end = max((entry["data_offsets"][1] for _, entry in tensors), default=0)
-            found = [StoredTensor(name, entry["dtype"], tuple(entry["shape"])) for name, entry in tensors]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            found = [
+                StoredTensor(name, entry["dtype"], tuple(map(operator.index, entry["shape"])))
+                for name, entry in tensors
+            ]
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             raise ModelNotFound(f"{file} is damaged or no safetensors file; fetch it again") from error
     if 8 + length + end != size:
         raise ModelNotFound(f"{file} is cut: {8 + length + end} bytes are announced, {size} are there; fetch it again")

@@ -114,7 +114,7 @@ def _generation_config(weights_dir: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelNotFound(f"{file} is not readable JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelNotFound(f"{file} holds no JSON object")

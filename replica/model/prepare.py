@@ -138,7 +138,7 @@ def _build(config: ModelConfig, source: _Source, target: Path, folder: Path, pro
     with heartbeat(_stage(progress, 4), lambda: "writing the tokenizer"):
         facts = convert.read_checkpoint(weights_dir, folder)
     if source.weights_dir is not None:
-        for licence in weights_dir.glob("LICENSE*"):
+        for licence in filter(Path.is_file, weights_dir.glob("LICENSE*")):
             shutil.copy(licence, folder / licence.name)
     _stage(progress, 5)("writing the card")
     ModelCard(

@@ -114,9 +114,34 @@ def _change_a_shape(folder: Path) -> None:
     _edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}))
 
 
+def _name_a_shape(folder: Path) -> None:
+    content = (folder / _WEIGHTS).read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["model.norm.weight"]["shape"] = ["64"]
+    text = json.dumps(header).encode()
+    (folder / _WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def _name_a_long_shard(folder: Path) -> None:
+    (folder / _WEIGHTS).rename(folder / "other.safetensors")
+    (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": "a" * 300}}))
+
+
+_DEEP = "[" * 200_000
+
+
 @pytest.mark.parametrize(
     ("harm", "kind", "line"),
     [
+        (_name_a_shape, ModelNotFound, r"model\.safetensors is damaged or no safetensors file; fetch it again"),
+        (_name_a_long_shard, ModelNotFound, r"names a file that can't be in its folder: 'a{100}'"),
+        (lambda folder: (folder / "config.json").write_text(_DEEP), ModelNotFound, r"config\.json can't be read"),
+        (
+            lambda folder: (folder / _WEIGHTS).write_bytes((200_000).to_bytes(8, "little") + _DEEP.encode()),
+            ModelNotFound,
+            r"model\.safetensors is damaged or no safetensors file; fetch it again",
+        ),
         (_cut, ModelNotFound, r"model\.safetensors is cut: \d+ bytes are announced, \d+ are there; fetch it again"),
         (_damage, ModelNotFound, r"model\.safetensors is damaged or no safetensors file; fetch it again"),
         (lambda folder: (folder / _WEIGHTS).write_bytes(b""), ModelNotFound, r"is cut or no safetensors file"),

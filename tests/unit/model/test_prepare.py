@@ -44,6 +44,14 @@ def test_a_folders_card_says_what_its_files_say(tmp_path: Path) -> None:
     assert (Path(card.folder) / "LICENSE").read_text() == "free"
 
 
+def test_of_licences_only_those_that_are_files_are_copied(tmp_path: Path) -> None:
+    source = save_checkpoint(tmp_path / "model")
+    (source / "LICENSES").mkdir()
+    (source / "LICENSE-gone").symlink_to("nowhere")
+    card, _ = _prepare(source, tmp_path / "cache")
+    assert sorted(file.name for file in Path(card.folder).glob("LICENSE*")) == ["LICENSE"]
+
+
 def test_a_home_folder_in_the_download_dir_is_found_for_the_hub_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
