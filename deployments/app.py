@@ -78,6 +78,7 @@ def router_settings(model: ModelSettings, config: AppConfig, bounds: SchedulerCo
         "weights": config.router_weights(model),
         "prefix_caching": model.enable_prefix_caching is not False,
         "max_num_queued_seqs": bounds.max_num_queued_seqs,
+        "num_routers": config.ingress.num_replicas,
         # Nothing is heard of a request that waits, however long it may.
         "expire_after_s": max(EXPIRE_AFTER_S, bounds.queue_timeout_s + EXPIRE_MARGIN_S),
     }

@@ -24,7 +24,8 @@ class RouterConfig:
     expected to make when its `max_tokens` is larger. `imbalance_cap`: a favourite for its cached prefix is let go when
     it has this many requests more than the least loaded candidate. `max_num_queued_seqs`: the replicas' own bound of
     their waiting queues. `max_prefix_blocks`: size of the prefix index. `expire_after_s`: a request of which nothing
-    was heard for so long leaves the ledger.
+    was heard for so long leaves the ledger. `num_routers`: processes that route to the same replicas; it is measured,
+    too, but not before reports come.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class RouterConfig:
     max_num_queued_seqs: int = 1024
     max_prefix_blocks: int = 100_000
     expire_after_s: float = 300.0
+    num_routers: int = 1
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
@@ -55,7 +57,8 @@ class RouterConfig:
                 raise SettingError(name, value, "more than 0 seconds")
         if not (math.isfinite(self.ramp_s) and self.ramp_s >= 0):
             raise SettingError("ramp_s", self.ramp_s, "0 seconds (no ramp) or more")
-        for name in ("expected_output_tokens", "imbalance_cap", "max_num_queued_seqs", "max_prefix_blocks"):
+        counts = ("expected_output_tokens", "imbalance_cap", "max_num_queued_seqs", "max_prefix_blocks", "num_routers")
+        for name in counts:
             value = getattr(self, name)
             if value < 1:
                 raise SettingError(name, value, "at least 1")

@@ -31,7 +31,8 @@ class LedgerCounts(NamedTuple):
     """One replica's share of the ledger: sequences of open requests, and those that no report includes yet with their
     tokens. A request for n answers is n sequences, as in reports; its prompt counts once. `prefill_tokens`: what the
     requests without a first token have to compute of their prompts (the cached beginning is left out), and how much
-    of that is of pending ones."""
+    of that is of pending ones. `drawn_percent`, `drawn_token_percent`: pending sequences and those tokens once more,
+    each times how surely other routers send their requests of that kind there too, in percent."""
 
     num_in_flight: int = 0
     num_pending: int = 0
@@ -39,6 +40,8 @@ class LedgerCounts(NamedTuple):
     pending_output_tokens: int = 0
     prefill_tokens: int = 0
     pending_prefill_tokens: int = 0
+    drawn_percent: int = 0
+    drawn_token_percent: int = 0
 
 
 NOTHING = LedgerCounts()
@@ -60,6 +63,7 @@ class _Entry:
     prompt_tokens: int
     output_tokens: int
     prefill_tokens: int
+    drawn_percent: int
     heard_at_s: float
     accepted_at_s: float = 0.0
     accepted_at: tuple[str, int] | None = None
@@ -113,8 +117,11 @@ class InflightLedger:
             changed, self._changed = self._changed, set()
             return changed
 
-    def sent(self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0) -> bool:
-        """A decision fell; so much of the prompt is expected in the cache there. A request sent again (retry, continued
+    def sent(
+        self, request: RouteRequest, replica_id: str, now: float, cached_tokens: int = 0, drawn_percent: int = 0
+    ) -> bool:
+        """A decision fell; so much of the prompt is expected in the cache there. `drawn_percent`: how surely other
+        routers decide likewise. A request sent again (retry, continued
         stream) moves: it is open at one replica only. False: it has ended meanwhile, and nothing was opened."""
         with self._lock:
             self._forget_ended(now)
@@ -125,7 +132,7 @@ class InflightLedger:
             output_tokens = request.expected_output_tokens(self._expected_output_tokens)
             num_prompt = request.num_prompt_tokens
             to_compute = max(1, num_prompt - cached_tokens)
-            entry = _Entry(request, replica_id, request.n, num_prompt, output_tokens, to_compute, now)
+            entry = _Entry(request, replica_id, request.n, num_prompt, output_tokens, to_compute, drawn_percent, now)
             self._entries[request.request_id] = entry
             self._count(entry, 1, 1)
             return True
@@ -248,7 +255,7 @@ class InflightLedger:
         self._count(entry, -1, -1 if entry.pending else 0)
         self._stop_awaiting(request_id, entry)
         entry.replica_id, entry.accepted_at, entry.pending = replica_id, None, True
-        entry.prefill_tokens = entry.prompt_tokens
+        entry.prefill_tokens, entry.drawn_percent = entry.prompt_tokens, 0
         self._count(entry, 1, 1)
 
     def _settle(self, request_id: str, entry: _Entry) -> None:
@@ -274,6 +281,8 @@ class InflightLedger:
             old.pending_output_tokens + pending * entry.output_tokens,
             old.prefill_tokens + in_flight * entry.prefill_tokens,
             old.pending_prefill_tokens + pending * entry.prefill_tokens,
+            old.drawn_percent + pending * entry.num_sequences * entry.drawn_percent,
+            old.drawn_token_percent + pending * entry.prefill_tokens * entry.drawn_percent,
         )
         if new.num_in_flight:
             self._counts[entry.replica_id] = new

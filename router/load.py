@@ -15,6 +15,10 @@ KV_PRESSURE_FROM = 0.5
 
 FRESH = Others()
 
+USUAL = 1.0
+"""Requests more than in the mean that a prefix may draw to a replica before that says anything of other routers: our
+own are a small sample of theirs."""
+
 OWN = 1.0
 """So much more counts a request that is our own: of those we know that they are still there."""
 
@@ -27,9 +31,9 @@ def load_of(
         cost = max(own in flight, waiting + running) + waiting * 6 * max(0, kv_usage - 0.5)
 
     Waiting requests weigh more the fuller the KV cache, because then they wait for blocks and not for a place. Requests
-    that no report includes yet count as waiting, and their prompts as blocks held. `others`: how far reports hold, and
-    what they have become as far as they don't; `computed_ratio`: share of waiting prompts that isn't cached
-    (`router/peers.py`).
+    that no report includes yet count as waiting, and their prompts as blocks held. `others`: how far reports hold, what
+    they have become as far as they don't, and how many routers a prefix draws as it draws us; `computed_ratio`: share
+    of waiting prompts that isn't cached (`router/peers.py`).
     """
     num_ours, pending = own.num_in_flight, own.num_pending
     settled, settled_tokens = num_ours - pending, own.prefill_tokens - own.pending_prefill_tokens
@@ -48,7 +52,11 @@ def load_of(
     claimed_tokens = waiting_tokens + prefill_tokens + own.pending_tokens + own.pending_output_tokens
     kv_usage_ratio = min(1.0, max(0.0, (total - num_free + own.pending_tokens / size) / total))
     pressure = WAITING_WEIGHT * max(0.0, kv_usage_ratio - KV_PRESSURE_FROM)
-    trust, others_requests, others_tokens = others
+    trust, others_requests, others_tokens, routers, usually_drawn = others
+    num_drawn, drawn_tokens = own.drawn_percent / 100, own.drawn_token_percent / 100
+    if num_drawn:
+        unusual = max(0.0, num_drawn - usually_drawn - USUAL) * (routers - 1.0)
+        num_drawn, drawn_tokens = unusual, drawn_tokens * unusual / num_drawn
     num_settled = trust * num_reported + (1.0 - trust) * (settled + others_requests)
     backlog_tokens = trust * backlog_tokens + (1.0 - trust) * (settled_tokens + others_tokens)
     return ReplicaLoad(
@@ -67,10 +75,10 @@ def load_of(
         num_blocks_total=total,
         company=num_settled + report.num_waiting * pressure,
         backlog_tokens=backlog_tokens,
-        own_company=pending * (1.0 + pressure)
+        own_company=(pending + num_drawn) * (1.0 + pressure)
         + OWN * settled
-        + max(0.0, num_settled + pending + 1 - report.max_num_seqs),
-        pending_prefill_tokens=own.pending_prefill_tokens,
+        + max(0.0, num_settled + pending + num_drawn + 1 - report.max_num_seqs),
+        pending_prefill_tokens=own.pending_prefill_tokens + drawn_tokens,
     )
 
 

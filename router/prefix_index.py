@@ -42,6 +42,10 @@ class Matched(Mapping[str, int]):
         """0 for a replica that holds none."""
         return self.counts((replica_id,))[0]
 
+    def num_holding(self, num_blocks: int) -> int:
+        """Replicas that hold so many blocks or more."""
+        return sum(holders.bit_count() for num, holders in self._runs if num >= num_blocks)
+
     def counts(self, replica_ids: Sequence[str]) -> list[int]:
         """How many blocks each of these holds."""
         bit_of = self._bits.get

@@ -23,7 +23,7 @@ from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
 from router.prefix_index import PrefixIndex
-from router.types import Decision, RouteRequest
+from router.types import Decision, ReplicaView, RouteRequest
 from router.views import ReplicaViews
 
 if TYPE_CHECKING:
@@ -90,10 +90,12 @@ class RouterState:
             decision = self.policy.decide(request, views, now)
             winner = decision.replica_id
             self.policy.chose(winner)
-            cached_tokens = matched.num_of(winner) * self._looked_at.block_size_of(winner)
+            num_cached = matched.num_of(winner)
+            cached_tokens = num_cached * self._looked_at.block_size_of(winner)
+            drawn_percent = _drawn_percent(winner, views, matched.num_holding(num_cached) if num_cached else 0)
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.health.chosen(request.request_id, winner)
-            if not self.ledger.sent(request, winner, now, cached_tokens):
+            if not self.ledger.sent(request, winner, now, cached_tokens, drawn_percent):
                 self.health.ended(request.request_id)  # its caller gave up while this was decided
         if self.uses_prefixes and request.block_hashes:
             self.index.learn(decision.replica_id, request.block_hashes)
@@ -215,7 +217,7 @@ class RouterState:
     def _build(self, config: RouterConfig) -> None:
         self.config = config
         self.uses_prefixes = config.uses_prefixes
-        self._peers = PeerEstimate()
+        self._peers = PeerEstimate(config.num_routers)
         self.policy = build_policy(config, self._rng, self._peers)
         self.ledger = InflightLedger(
             expected_output_tokens=config.expected_output_tokens, expire_after_s=config.expire_after_s
@@ -237,3 +239,11 @@ class RouterState:
             return
         self._next_expiry_s = now + EXPIRE_EVERY_S
         self._counters.expired(self.ledger.expire(now))
+
+
+def _drawn_percent(winner: str, views: Sequence[ReplicaView], num_holding: int) -> int:
+    """How surely other routers send a request like this to the winner too: it is the prompt's home, or one of
+    `num_holding` that hold as much of the prompt or more. 0 when it holds nothing: others may choose anybody."""
+    if any(view.is_home and view.load.replica_id == winner for view in views):
+        return 100
+    return round(100 / num_holding) if num_holding else 0

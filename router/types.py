@@ -40,8 +40,9 @@ class ReplicaLoad:
     `num_blocks_available` (free and cached blocks less what waiting, mid-prefill and just-sent requests are about to
     take; may be negative); `block_size` and `num_blocks_total` are the report's, but at
     least 1. What `cost_s` looks at, reports and our pending requests apart: `company` (requests there, weighted as in
-    `cost`) with the `backlog_tokens` that they have to prefill; `own_company` (our pending ones, once more for those
-    without a place, and something for all that are ours) with `pending_prefill_tokens`.
+    `cost`) with the `backlog_tokens` that they have to prefill; `own_company` (our pending ones and those of other
+    routers that the same prefixes drew there, once more for those without a place, and something for all that are ours)
+    with `pending_prefill_tokens`.
     """
 
     replica_id: str
@@ -60,7 +61,7 @@ class ReplicaLoad:
     company: float
     backlog_tokens: float
     own_company: float
-    pending_prefill_tokens: int
+    pending_prefill_tokens: float
 
 
 class ReplicaView(NamedTuple):

@@ -8,6 +8,7 @@ which is the worst case for herding; a request is known to the router that it ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -33,8 +34,9 @@ class Front:
         self._settings = settings
         self._trace = trace
         self._names = [f"replica-{index}" for index in range(settings.num_replicas)]
+        config = replace(settings.router, num_routers=settings.num_routers)
         self._routers = [
-            RouterState(settings.router, clock=lambda: self.now_s, rng=Random(f"{settings.seed}/{number}"))
+            RouterState(config, clock=lambda: self.now_s, rng=Random(f"{settings.seed}/{number}"))
             for number in range(settings.num_routers)
         ]
         for router in self._routers:

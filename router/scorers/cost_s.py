@@ -5,7 +5,8 @@
     load        of what reports include: tokens to prefill / prefill rate, and requests (waiting ones weighted by KV
                 pressure) * seconds of one request's decode
     level       what other routers have filled up to meanwhile
-    just sent   the same of our own requests that no report includes yet, and once more for those without a place
+    just sent   the same of our own requests that no report includes yet, and once more for those without a place; where
+                a prefix drew more of them than usual, other routers are taken to have sent as many more each
     own prefill its tokens that aren't cached there / prefill rate
     headroom    share of its KV blocks that aren't free * the time in which a running request ends
 

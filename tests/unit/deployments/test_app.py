@@ -46,3 +46,8 @@ def test_a_request_may_wait_as_long_as_its_queue_lets_it(queue_timeout_s: float,
 
 def test_the_queue_bound_is_the_schedulers() -> None:
     assert router_config(max_num_queued_seqs=7).max_num_queued_seqs == 7
+
+
+def test_the_router_is_told_how_many_ingress_processes_route() -> None:
+    assert router_config().num_routers == 1
+    assert router_config({"ingress": {"num_replicas": 3}}).num_routers == 3

@@ -80,8 +80,8 @@ def test_the_level_is_where_the_amount_is_used_up() -> None:
 
 
 def test_beside_other_routers_the_lowest_loads_no_longer_differ() -> None:
-    """Fifteen more see the same two reports, and each has sent one request since."""
-    peers = PeerEstimate()
+    """Eight more see the same two reports, and each has sent one request to both since."""
+    peers = PeerEstimate(num_routers=9)
     low, high = report("a", num_running=16, **RATES), report("b", num_running=20, **RATES)
     for _ in range(200):
         for one in (low, high):
@@ -93,6 +93,35 @@ def test_beside_other_routers_the_lowest_loads_no_longer_differ() -> None:
     assert first == pytest.approx(second)
     alone = costs(known(low), known(high))
     assert alone[1] - alone[0] == pytest.approx(4 * EACH_S)
+
+
+def test_how_many_routers_there_are_is_believed_until_reports_say_otherwise() -> None:
+    peers = PeerEstimate(num_routers=16)
+    assert (peers.routers, peers.others.routers) == (16.0, 16.0)
+    one = report("a", num_running=8)
+    peers.look("a", SeenReport(one, 0.0), LedgerCounts(4, 0, 0, 0, 0, 0))
+    for _ in range(400):
+        peers.decided(request(), 0, 0.0)
+    assert peers.routers == pytest.approx(2.0, abs=0.01)
+
+
+def test_where_a_prefix_draws_more_than_usual_other_routers_are_taken_to_have_sent_as_many_more() -> None:
+    """Four pending requests of ours with 100 tokens each, on their way to the only one that holds their prefix; half a
+    request is on its way so to a replica in the mean. So 2.5 are more than usual, of each of four routers."""
+    own = LedgerCounts(4, 4, 640, 640, 400, 400, 400, 40_000)
+    seen = SeenReport(report("a", num_running=1), 0.0)
+    alone, beside_three = load_of("a", seen, own), load_of("a", seen, own, Others(routers=4.0, drawn=0.5))
+    assert (alone.own_company, alone.pending_prefill_tokens) == (4.0, 400.0)
+    assert (beside_three.own_company, beside_three.pending_prefill_tokens) == (4.0 + 3 * 2.5, 400.0 + 3 * 250.0)
+
+
+def test_what_a_prefix_draws_in_the_mean_is_counted_over_all_replicas_that_were_looked_at() -> None:
+    peers = PeerEstimate()
+    for name, drawn_percent in (("a", 300), ("b", 50), ("c", 0)):
+        own = LedgerCounts(4, 4, 0, 0, 0, 0, drawn_percent, 0)
+        peers.look(name, SeenReport(report(name), 0.0), own)
+    peers.look("a", SeenReport(report("a"), 0.0), LedgerCounts(1, 1, 0, 0, 0, 0, 100, 0))
+    assert peers.others.drawn == pytest.approx(0.5)
 
 
 def test_an_old_report_turns_into_what_is_ours_and_the_mean_of_what_others_have() -> None:

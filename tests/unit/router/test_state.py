@@ -25,7 +25,30 @@ def spread(counts: dict[str, LedgerCounts], replica_ids: list[str]) -> float:
 
 def test_a_decision_enters_the_ledger_at_the_winner(state: RouterState) -> None:
     decision = state.choose(request(), ["a", "b", "c"])
-    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160, 160, 160)}
+    assert state.ledger.counts() == {decision.replica_id: (1, 1, 160, 160, 160, 160, 0, 0)}
+
+
+def test_the_ledger_knows_how_surely_other_routers_send_a_request_to_the_same_replica(state: RouterState) -> None:
+    """To a prompt's home surely; else the more surely the fewer hold what of it is cached there."""
+    hashes = tuple(bytes([i]) for i in range(10))
+
+    def drawn() -> dict[str, int]:
+        return {replica_id: counts.drawn_percent for replica_id, counts in state.ledger.counts().items()}
+
+    home = state.choose(request("first", block_hashes=hashes), ["a", "b", "c"]).replica_id
+    assert drawn() == {home: 100}
+    state.ended("first")
+    state.choose(request("second", block_hashes=hashes), ["a", "b", "c"])
+    assert drawn() == {home: 100}
+    state.ended("second")
+    for other in {"a", "b", "c"} - {home}:
+        state.index.learn(other, hashes)
+    assert list(drawn_by_third(state, hashes).values()) == [33]
+
+
+def drawn_by_third(state: RouterState, hashes: tuple[bytes, ...]) -> dict[str, int]:
+    state.choose(request("third", block_hashes=hashes), ["a", "b", "c"])
+    return {replica_id: counts.drawn_percent for replica_id, counts in state.ledger.counts().items()}
 
 
 def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
@@ -34,7 +57,7 @@ def test_the_whole_life_of_a_request_leaves_nothing(state: RouterState) -> None:
     state.routed(sent, winner)
     state.received("r", StreamMessage(winner, load=report(winner, number=2)))
     state.received("r", StreamMessage(winner, load=report(winner, number=3, num_running=1)))
-    assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0)}
+    assert state.ledger.counts() == {winner: (1, 0, 0, 0, 160, 0, 0, 0)}
     load = load_of(winner, state.views.seen(winner), state.ledger.counts_of(winner))
     assert (load.num_outstanding, load.num_waiting) == (1, 0)
     state.ended("r")
