@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from deployments.continued_stream import ContinuedStream
 from deployments.leases import Leases
 from deployments.model_client_fake import FakeModelClient
 from deployments.open_stream import OpenStream
@@ -47,6 +48,19 @@ async def heard(stream: OpenStream) -> list[StreamMessage]:
         stream.news.clear()
         await stream.news.wait()
     return messages
+
+
+async def all_events(stream: ContinuedStream, news: asyncio.Event, limit_s: float) -> list[TokenEvent]:
+    """Everything that the stream says until it is finished; then it is closed. `news`: what the stream wakes with."""
+    events: list[TokenEvent] = []
+    async with asyncio.timeout(limit_s):
+        while not stream.finished:
+            news.clear()
+            events += [event for message in stream.take_all() for event in message.events]
+            if not stream.finished:
+                await news.wait()
+    stream.close()
+    return events
 
 
 async def settled() -> None:

@@ -35,6 +35,7 @@ from tests.fake_replica import (
     text_of,
 )
 from tests.replica_reader import read
+from tests.unit.deployments.lease_parts import all_events
 
 LEASE = "lease"
 REQUEST = request_of("r", num_prompt=20, max_tokens=12, n=3, temperature=1.0, seed=5, lease=LEASE)
@@ -88,14 +89,7 @@ async def read_all(client: Replicas, request: GenerationRequest) -> list[Got]:
     """Text, ids, their number, and the end of each answer."""
     leases, news = Leases(LEASE, lambda: 0.0), asyncio.Event()
     stream = ContinuedStream(leases, client, request, news, Continuing(limit=1, wait_s=10))
-    events = []
-    async with asyncio.timeout(20):
-        while not stream.finished:
-            news.clear()
-            events += [event for message in stream.take_all() for event in message.events]
-            if not stream.finished:
-                await news.wait()
-    stream.close()
+    events = await all_events(stream, news, 20)
     while leases.num_background:
         await asyncio.sleep(0)
     got = []

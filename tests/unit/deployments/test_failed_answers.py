@@ -15,7 +15,7 @@ from replica.errors import BrimfulError, EngineDead, EngineFailure, ErrorInfo, e
 from replica.request import FinishReason, GenerationRequest, StreamMessage, TokenEvent
 from router.health import ReplicaHealth
 from router.types import RouteRequest
-from tests.unit.deployments.lease_parts import TAKEN, FakeClock, refusal, settled
+from tests.unit.deployments.lease_parts import TAKEN, FakeClock, all_events, refusal, settled
 from tests.unit.deployments.test_continued_stream import ERROR, REQUEST, STOP, Site, tokens
 from tests.unit.router.loads import report
 
@@ -196,14 +196,7 @@ async def ends(client: FakeModelClient, *requests: GenerationRequest) -> list[Fi
     for request in requests:
         news = asyncio.Event()
         stream = ContinuedStream(leases, client, request, news, Continuing(limit=2, wait_s=10))
-        events: list[TokenEvent] = []
-        async with asyncio.timeout(5):
-            while not stream.finished:
-                news.clear()
-                events += [event for message in stream.take_all() for event in message.events]
-                if not stream.finished:
-                    await news.wait()
-        stream.close()
+        events = await all_events(stream, news, 5)
         error = events[-1].error
         found.append(error_from_info(error).code if error is not None else events[-1].finish_reason)
     return found
