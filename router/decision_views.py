@@ -51,15 +51,16 @@ class DecisionViews:
 
     def look(
         self, request: RouteRequest, replica_ids: Sequence[str], shortlist: Shortlist | None, now: float
-    ) -> tuple[Matched, list[ReplicaView]]:
-        """Who holds how much of the prompt, and the candidates of the decision."""
+    ) -> tuple[Matched, list[ReplicaView], str | None]:
+        """Who holds how much of the prompt, the candidates of the decision, and the prompt's home, if it is looked for
+        there."""
         matched = self._index.match(request.block_hashes) if self._uses_prefixes else NOBODY
         home = self._home_of(request, replica_ids, matched)
         if shortlist is not None and replica_ids:
             replica_ids = shortlist(request, replica_ids, matched)
         if home is not None and home not in replica_ids:
             replica_ids = [*replica_ids, home]
-        return matched, self._see(replica_ids, matched, now, home)
+        return matched, self._see(replica_ids, matched, now, home), home
 
     def block_size_of(self, replica_id: str) -> int:
         """Of a replica that was just looked at."""

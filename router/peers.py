@@ -24,7 +24,8 @@ from router.views import SeenReport
 MEMORY_S = 1.0
 MAX_ROUTERS = 256.0
 _WEIGHT = 0.02
-"""Of one decision in what is smoothed; at the start more, so that all decisions weigh alike."""
+"""Of one decision in what is smoothed; at the start more, so that all decisions weigh alike, but in the number of
+routers, of which something is known."""
 
 
 class Others(NamedTuple):

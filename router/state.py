@@ -23,7 +23,7 @@ from router.peers import PeerEstimate
 from router.policy import build_policy
 from router.prefix_changes import PrefixChanges
 from router.prefix_index import PrefixIndex
-from router.types import Decision, ReplicaView, RouteRequest
+from router.types import Decision, RouteRequest
 from router.views import ReplicaViews
 
 if TYPE_CHECKING:
@@ -86,13 +86,16 @@ class RouterState:
             self.health.num_replicas = len(replica_ids)
             candidates = self.health.candidates(replica_ids, exclude)
             self._expire(now)
-            matched, views = self._looked_at.look(request, candidates, self.policy.shortlist, now)
+            matched, views, home = self._looked_at.look(request, candidates, self.policy.shortlist, now)
             decision = self.policy.decide(request, views, now)
             winner = decision.replica_id
             self.policy.chose(winner)
             num_cached = matched.num_of(winner)
             cached_tokens = num_cached * self._looked_at.block_size_of(winner)
-            drawn_percent = _drawn_percent(winner, views, matched.num_holding(num_cached) if num_cached else 0)
+            # How surely other routers send it there too: to its home, or to one of those that hold as much of it.
+            drawn_percent = round(100 / matched.num_holding(num_cached)) if num_cached else 0
+            if winner == home:
+                drawn_percent = 100
             self._peers.decided(request, cached_tokens, self.ledger.report_lag_s)
             self.health.chosen(request.request_id, winner)
             if not self.ledger.sent(request, winner, now, cached_tokens, drawn_percent):
@@ -113,7 +116,7 @@ class RouterState:
             with self._looked_at.undone(self._rng):
                 # The copy goes on instead of the shortlist, which may count turns.
                 candidates = self.health.candidates(running)
-                matched, views = self._looked_at.look(request, candidates, copy(self.policy.shortlist), now)
+                matched, views, _ = self._looked_at.look(request, candidates, copy(self.policy.shortlist), now)
                 scope = Scope(self.config, len(running), matched, self._peers)
                 return explained(self.policy, request, views, now, scope)
 
@@ -239,11 +242,3 @@ class RouterState:
             return
         self._next_expiry_s = now + EXPIRE_EVERY_S
         self._counters.expired(self.ledger.expire(now))
-
-
-def _drawn_percent(winner: str, views: Sequence[ReplicaView], num_holding: int) -> int:
-    """How surely other routers send a request like this to the winner too: it is the prompt's home, or one of
-    `num_holding` that hold as much of the prompt or more. 0 when it holds nothing: others may choose anybody."""
-    if any(view.is_home and view.load.replica_id == winner for view in views):
-        return 100
-    return round(100 / num_holding) if num_holding else 0

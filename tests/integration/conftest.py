@@ -34,8 +34,8 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("service")
     common: dict[str, Any] = {"model": str(tiny_model), "download_dir": str(folder / "models"), "block_size": 16}
     # Strictly the same tokens in whatever company: what tests of continued answers compare.
-    roomy = {**common, "served_model_name": "tiny", "replicas": 2, "max_model_len": MAX_MODEL_LEN, "num_blocks": 512}
-    roomy["batch_invariant"] = True
+    strict = {**common, "batch_invariant": True}
+    roomy = {**strict, "served_model_name": "tiny", "replicas": 2, "max_model_len": MAX_MODEL_LEN, "num_blocks": 512}
     cramped = {
         **common,
         "served_model_name": "cramped",
